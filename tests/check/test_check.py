@@ -181,6 +181,9 @@ DEEPSPEED = [
      zero(2, top='{"bf16": {}, "fp16": {"enabled": true, "loss_scale": 0}}'), "ZM404", "warning"),
     (zero(2, top='{"bf16": {}, "fp16": {"enabled": "auto", "initial_scale_power": 32}}'),
      zero(2, top='{"bf16": {}, "fp16": {"enabled": "auto", "initial_scale_power": 24}}'), "ZM404",
+     "info"),
+    (zero(2, top='{"bf16": {}, "fp16": {"enabled": true, "initial_scale_power": 32}}'),
+     zero(2, top='{"bf16": {}, "fp16": {"enabled": true, "initial_scale_power": 24}}'), "ZM404",
      "warning"),
     (zero(2, top='{"bf16": {}, "fp16": {"enabled": true, "loss_scale_window": 50}}'),
      zero(2, top='{"fp16": {"enabled": false, "loss_scale_window": 50}}'), "ZM404", "warning"),
@@ -212,6 +215,7 @@ DEEPSPEED = [
 DEEPSPEED += [
     (optimizer("AdamWW"), optimizer("AdamW"), "ZM103", "error"),
     (optimizer("sgd"), optimizer("SGD", momentum=0.9), "ZM103", "error"),
+    (optimizer("FusedAdam"), optimizer("Adam"), "ZM103", "error"),
     (optimizer("AdamW", learning_rate=1e-4), optimizer("AdamW", lr=1e-4, torch_adam=True), "ZM102",
      "error"),
     (optimizer("SGD", betas=[0.9, 0.99]), optimizer("Lion", betas=[0.9, 0.99]), "ZM102", "error"),

@@ -170,6 +170,14 @@ def test_the_ranks_of_the_command_count_for_the_batch(files: Path) -> None:
     assert any(code == "ZM602" for code, _ in said(found, "ds.json"))
 
 
+def test_a_configuration_of_the_script_itself_is_no_fault(files: Path) -> None:
+    """Its names are those of the script; without the command that passes it, nobody knows that."""
+    (files / "own.yaml").write_text("model: tiny\nepochs: 3\n")
+    command = "torchrun --nproc_per_node 2 train.py --config own.yaml"
+    assert said(checked(command, "own.yaml"), "own.yaml") == []
+    assert [p.code for p in check_files(["own.yaml"]).problems] == ["ZM101"]
+
+
 def test_the_verb_prints_the_figures(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = "check a.yaml -- accelerate launch --config_file a.yaml --num_processes 4 train.py"
     assert main(command.split()) == 1

@@ -640,6 +640,37 @@ def test_bf16_on_a_device_that_emulates_it(check: Any, device: str) -> None:
     assert not [p for p in check(zero(2), machine=Machine(device="a100")) if p.code == "ZM406"]
 
 
+@taught("A8", "C41", "F3")
+@pytest.mark.parametrize(("stage", "says"), [
+    (1, "missing, and off by default"), (2, "costs a second bucket of 953.7 MiB"), (0, ""), (3, ""),
+])  # fmt: skip
+def test_overlap_that_a_file_leaves_out_is_off_below_stage_3(check: Any, stage: int, says: str) -> None:
+    """DeepSpeed's own default is on at stage 3 alone; the fix names what the overlap costs."""
+    problems = check(zero(stage))
+    assert says in said(problems, "ZM302") if says else "ZM302" not in {p.code for p in problems}
+    if says:
+        assert "ZM302" not in {p.code for p in check(zero(stage, overlap_comm=True))}
+        assert "ZM302" not in {p.code for p in check(zero(stage), machine=Machine(devices=1))}
+
+
+@taught("B41", "activation_checkpointing")
+@pytest.mark.parametrize(("body", "fires"), [
+    ("engine, *_ = deepspeed.initialize(model=m, config='ds.json')", True),
+    ("deepspeed.checkpointing.configure(None, deepspeed_config='ds.json')\n"
+     "engine, *_ = deepspeed.initialize(model=m, config='ds.json')", False),
+])  # fmt: skip
+def test_a_section_of_checkpointing_needs_the_call_that_reads_it(
+    tmp_path: Path, check: Any, body: str, fires: bool
+) -> None:
+    section = {"partition_activations": True, "cpu_checkpointing": True}
+    config = zero(2) | {"train_batch_size": 8, "activation_checkpointing": section}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    found = [p for p in check(f"{HEAD}{body}\n", "train.py") if p.key == "activation_checkpointing"]
+    assert [p.code for p in found] == ["ZM106"] * fires
+    if fires:
+        assert "deepspeed.checkpointing.checkpoint() in the model" in found[0].fix
+
+
 LAUNCH = "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config:\n"
 
 

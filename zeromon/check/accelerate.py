@@ -7,7 +7,7 @@ from typing import Any
 from zeromon.base.units import human_bytes
 from zeromon.check import fsdp_options
 from zeromon.check.deepspeed.fields import ZERO, fields_by_name, stage_of
-from zeromon.check.deepspeed.hygiene import NO_BF16
+from zeromon.check.deepspeed.performance import NO_BF16
 from zeromon.check.problem import (
     AUTO,
     Config,
@@ -19,7 +19,6 @@ from zeromon.check.problem import (
     join_names,
     load_schema,
     parse_number,
-    parse_whole,
     set_instead,
     without_effect,
     yaml_literal,
@@ -110,7 +109,7 @@ def _in_a_file(config: Config, misplaced: list[str]) -> str:
     """
     section, zero_fields = config.section(DEEPSPEED), _zero_fields()
     top = {name: section[name] for name in misplaced if name not in zero_fields}
-    top |= {name: {"enabled": on} for name, on in top.items() if name in ("bf16", "fp16") and on is True}
+    top |= {name: {"enabled": True} for name in _HALF_TYPES if top.get(name) is True}
     zero = {name: section[name] for name in misplaced if name in zero_fields}
     inner = top.pop(ZERO, None)
     zero |= inner if isinstance(inner, Mapping) else {}
@@ -123,7 +122,7 @@ def _in_a_file(config: Config, misplaced: list[str]) -> str:
     content = {ZERO: zero | _zero_settings(section, zero), **top}
     content |= {key: section[key] for key in _OF_BOTH if key in section}
     half_type = config.get("mixed_precision")
-    if half_type in ("bf16", "fp16"):
+    if half_type in _HALF_TYPES:
         content[str(half_type)] = {"enabled": True}
     if "train_batch_size" not in content:
         content.setdefault("train_micro_batch_size_per_gpu", AUTO)
@@ -138,8 +137,8 @@ def _zero_settings(section: Mapping[str, Any], zero: Mapping[str, Any]) -> dict[
         device = section.get(f"offload_{role}_device")
         if device in ("cpu", "nvme"):
             path = section.get(f"offload_{role}_nvme_path")
-            given = zero.get(f"offload_{role}")
-            settings[f"offload_{role}"] = (dict(given) if isinstance(given, Mapping) else {}) | (
+            offload = zero.get(f"offload_{role}")
+            settings[f"offload_{role}"] = (dict(offload) if isinstance(offload, Mapping) else {}) | (
                 {"device": device} | ({"nvme_path": path} if device == "nvme" else {})
             )
     if is_on(section.get("zero3_save_16bit_model")):
@@ -162,6 +161,7 @@ def _as_json(value: Any) -> Any:
     return int(number) if is_count and number.is_integer() else number
 
 
+_HALF_TYPES = ("bf16", "fp16")
 _OF_BOTH = ("gradient_accumulation_steps", "gradient_clipping")
 
 
@@ -193,7 +193,7 @@ def wrong_values(config: Config, _ds_config: Config | None, _: Machine) -> Itera
             yield config.problem(
                 "ZM103", "error", path, message, f"one of {', '.join(map(yaml_literal, choices))}"
             )
-    machines, ranks = (parse_whole(config.get("num_machines")), parse_whole(config.get("num_processes")))
+    machines, ranks = (config.whole("num_machines"), config.whole("num_processes"))
     if machines and ranks and machines > 0 and ranks > 0 and ranks % machines:
         message = f"{ranks} processes do not divide over {machines} machines: some are left out"
         fix = f"num_processes: {ranks - ranks % machines or machines}"
@@ -234,7 +234,7 @@ def excluding_settings(config: Config, ds_config: Config | None, _: Machine) -> 
             fix = f"remove {path[-1]} here, and set it in the DeepSpeed file"
             yield config.problem("ZM105", "error", path, message, fix)
     stage = _zero_stage(config, ds_config)
-    if is_on(config.get(DEEPSPEED, "zero3_init_flag")) and stage is not None and stage < 3:
+    if config.is_on(DEEPSPEED, "zero3_init_flag") and stage is not None and stage < 3:
         message = f"zero3_init_flag is for stage 3, and this is stage {stage}: accelerate turns it off"
         path = (DEEPSPEED, "zero3_init_flag")
         yield config.problem("ZM105", "warning", path, message, "zero3_init_flag: false")
@@ -244,7 +244,7 @@ def _zero_stage(config: Config, ds_config: Config | None) -> int | None:
     """Returns the ZeRO stage of the DeepSpeed file, else of the YAML (2 by default); None if unknown."""
     if config.get(DEEPSPEED, "deepspeed_config_file"):
         return stage_of(ds_config) if ds_config is not None else None
-    return parse_whole(config.get(DEEPSPEED, "zero_stage", default=2))
+    return config.whole(DEEPSPEED, "zero_stage", default=2)
 
 
 def shards_parameters(config: Config, ds_config: Config | None) -> bool:
@@ -262,7 +262,7 @@ def no_effect(config: Config, ds_config: Config | None, _: Machine) -> Iterator[
     unused = []
     if str(config.get(DEEPSPEED, "offload_param_device", default="none")).lower() != "none":
         unused.append("offload_param_device")
-    if is_on(config.get(DEEPSPEED, "zero3_save_16bit_model")):
+    if config.is_on(DEEPSPEED, "zero3_save_16bit_model"):
         unused.append("zero3_save_16bit_model")
     if unused:
         message, fix = without_effect(unused, f"at stage {stage}")
@@ -289,7 +289,7 @@ def at_stage_3(config: Config, ds_config: Config | None, machine: Machine) -> It
     if kind_of(config) != "DEEPSPEED" or _zero_stage(config, ds_config) != 3:
         return
     path: Path = (DEEPSPEED, "zero3_init_flag")
-    if is_on(config.get(*path)) is False:
+    if config.is_on(*path) is False:
         model = machine.model
         size = f"{human_bytes(4 * model.params)} in fp32" if model else "the whole model"
         message = f"every rank builds {size} before stage 3 splits it"
@@ -304,7 +304,7 @@ def at_stage_3(config: Config, ds_config: Config | None, machine: Machine) -> It
             )
             yield config.problem("ZM701", "info", path, message, fix)
     # A setting of DeepSpeed's here is ignored, and unknown_names() moves it to where it works
-    elif not any(is_on(config.get(DEEPSPEED, setting)) for setting in (name, gather)):
+    elif not any(config.is_on(DEEPSPEED, setting) for setting in (name, gather)):
         path = (DEEPSPEED, name if config.has(DEEPSPEED, name) else "zero_stage")
         yield config.problem("ZM701", "info", path, message, f"{name}: true")
 
@@ -319,7 +319,7 @@ def bf16_device(config: Config, _ds_config: Config | None, machine: Machine) -> 
 
 def idle_devices(config: Config, _ds_config: Config | None, machine: Machine) -> Iterator[Problem]:
     """Yields fewer processes than the machines have devices: num_processes counts all machines."""
-    ranks, hosts = parse_whole(config.get("num_processes")), parse_whole(config.get("num_machines"))
+    ranks, hosts = config.whole("num_processes"), config.whole("num_machines")
     gpus = machine.devices_per_host
     # gpu_ids leaves devices out on purpose
     selects = config.get("gpu_ids") not in (None, "all")

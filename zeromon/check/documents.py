@@ -119,11 +119,11 @@ def parse_python(source: str) -> ast.Module:
 
 def _count_characters(tree: ast.Module, source: str) -> None:
     """Makes the columns of *tree* count characters; those of ast count the bytes of UTF-8."""
-    lines = [line.encode() for line in re.split(r"\r\n?|\n", source)]
+    encoded_lines = [row.encode() for row in re.split(r"\r\n?|\n", source)]
     for node in ast.walk(tree):
         if isinstance(node, (ast.expr, ast.stmt, ast.keyword)):
-            before = lines[node.lineno - 1][: node.col_offset]
-            node.col_offset = len(before.decode(errors="replace"))
+            prefix = encoded_lines[node.lineno - 1][: node.col_offset]
+            node.col_offset = len(prefix.decode(errors="replace"))
 
 
 _Read = tuple[Any, dict[Path, tuple[int, int]], tuple[Path, ...]]

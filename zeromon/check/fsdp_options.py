@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from zeromon.check.environment import DIALECT
 from zeromon.check.problem import (
     AUTO,
+    ENVIRONMENT_DIALECT,
     Config,
     Path,
     Problem,
@@ -161,7 +161,7 @@ def other_version(options: Options) -> Iterator[Problem]:
 
 def costly_values(options: Options) -> Iterator[Problem]:
     """Yields valid values that cost memory or time."""
-    ranks = parse_whole(options.config.get("num_processes")) or 1
+    ranks = options.config.whole("num_processes") or 1
     # With one rank nobody waits while a checkpoint is gathered
     waits = options.reader != "accelerate" or ranks > 1
     for name, costs, code, severity, better, message in _COSTLY:
@@ -176,7 +176,7 @@ def rank0_loading(options: Options) -> Iterator[Problem]:
     """Yields loading on rank 0 alone without a broadcast; transformers refuses that before version 5."""
     # The launcher refuses; the plugin, which reads the environment, broadcasts nevertheless
     refuses = options.reader == "accelerate" or not _fsdp_is_bool()
-    refuses &= options.config.dialect != DIALECT
+    refuses &= options.config.dialect != ENVIRONMENT_DIALECT
     loads = is_on(options.get("cpu_ram_efficient_loading", options.reader == "accelerate"))
     if refuses and loads and is_on(options.get("sync_module_states")) is False:
         message = (
@@ -189,13 +189,13 @@ def rank0_loading(options: Options) -> Iterator[Problem]:
 
 def across_nodes(options: Options) -> Iterator[Problem]:
     """Yields full sharding over several nodes: each step gathers the parameters twice between nodes."""
-    machines, section = parse_whole(options.config.get("num_machines")) or 1, "parallelism_config"
+    machines, section = options.config.whole("num_machines") or 1, "parallelism_config"
     message = f"parameters are gathered across {machines} nodes, in forward and in backward"
     name, fix = "sharding_strategy", options.write("sharding_strategy", "HYBRID_SHARD")
     shards = options.version == 1 and options.strategy == "FULL_SHARD"
     if options.version == 2:
         name, fix = "reshard_after_forward", f"{section}: {{{section}_dp_replicate_size: {machines}}}"
-        replicas = parse_whole(options.config.get(section, f"{section}_dp_replicate_size")) or 1
+        replicas = options.config.whole(section, f"{section}_dp_replicate_size") or 1
         shards = is_on(options.get(name, True)) is True and replicas < 2
     if machines > 1 and shards:
         fix = f"{fix}, costs the memory of a whole copy a node"

@@ -1,13 +1,24 @@
-"""Checks of how a script calls FSDP: arguments, units, precision, and what it loads on every rank."""
+"""Checks of how a script shards and trains: arguments, units, precision, order, loads, accumulation."""
 
 import ast
 import re
 from collections.abc import Iterator
 
-from zeromon.check.deepspeed.hygiene import NO_BF16
-from zeromon.check.one_rank import last_name, runs_on_one_rank
+from zeromon.check.deepspeed.performance import NO_BF16
+from zeromon.check.one_rank import RANKS, last_name, runs_on_one_rank
 from zeromon.check.problem import Machine, Problem, did_you_mean, set_instead
-from zeromon.check.scripts import FSDP, WRAPPERS, Call, Check, Script, calls_of, is_arguments, is_open
+from zeromon.check.scripts import (
+    FSDP,
+    UNKNOWN,
+    WRAPPERS,
+    Call,
+    Check,
+    Script,
+    calls_of,
+    is_arguments,
+    is_open,
+    names_key,
+)
 
 _ARGUMENTS = (
     "module", "process_group", "sharding_strategy", "cpu_offload", "auto_wrap_policy",
@@ -43,48 +54,35 @@ def unknown_arguments(script: Script) -> Iterator[Problem]:
             yield script.problem("ZM107", "error", expr, message, fix, "auto_wrap_policy")
 
 
-def no_shard(script: Script) -> Iterator[Problem]:
-    """Yields FSDP1's ``NO_SHARD``, which torch deprecates."""
-    for call in calls_of(script, FSDP):
-        node = script.argument(call, "sharding_strategy", 2)
-        if node is not None and str(script.value(node)).endswith("ShardingStrategy.NO_SHARD"):
-            message = "NO_SHARD is deprecated: it is DDP, with FSDP's cost"
-            fix = "DistributedDataParallel(model)"
-            yield script.problem("ZM104", "warning", node, message, fix, "sharding_strategy")
-
-
 def unscaled_fp16(script: Script) -> Iterator[Problem]:
     """Yields FSDP in fp16 without the gradient scaler that it needs."""
     # Accelerator, Trainer and Fabric make the scaler themselves
     if script.words & {"ShardedGradScaler", "Accelerator", "Trainer", "Fabric"}:
         return
-    for name in ("MixedPrecision", "MixedPrecisionPolicy"):
-        for call in calls_of(script, name):
-            low = script.argument(call, "param_dtype", 0)
-            if script.value(low) not in ("torch.float16", "torch.half"):
-                continue
-            if "GradScaler" not in script.words:
-                message = "fp16 without a gradient scaler: small gradients become 0"
-                fix = "ShardedGradScaler() under FSDP1, GradScaler() under FSDP2, or torch.bfloat16"
-                yield script.problem("ZM408", "warning", low or call.node, message, fix, "param_dtype")
-            for scaler in calls_of(script, "GradScaler") if _is_fsdp1_policy(script, call) else ():
-                message = (
-                    "each rank looks for infinite gradients in its own shard, so the ranks skip "
-                    "different steps"
-                )
-                fix = "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler()"
-                yield script.problem("ZM408", "error", scaler.node, message, fix, "GradScaler")
+    for call in calls_of(script, "MixedPrecision", "MixedPrecisionPolicy"):
+        low = script.argument(call, "param_dtype", 0)
+        if script.value(low) not in ("torch.float16", "torch.half"):
+            continue
+        if "GradScaler" not in script.words:
+            message = "fp16 without a gradient scaler: small gradients become 0"
+            fix = "ShardedGradScaler() under FSDP1, GradScaler() under FSDP2, or torch.bfloat16"
+            yield script.problem("ZM408", "warning", low or call.node, message, fix, "param_dtype")
+        for scaler in calls_of(script, "GradScaler") if _is_fsdp1_policy(script, call) else ():
+            message = "ranks look for infinite gradients in their own shards, and skip different steps"
+            fix = "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler()"
+            yield script.problem("ZM408", "error", scaler.node, message, fix, "GradScaler")
 
 
 def _is_fsdp1_policy(script: Script, precision: Call) -> bool:
     """Returns whether FSDP1 shards a model with *precision*."""
-    for call in calls_of(script, FSDP):
-        strategy = str(script.value(script.argument(call, "sharding_strategy", 2)))
-        policy = script.argument(call, "mixed_precision", 6)
-        is_passed = policy is not None and precision.node in script.flow.values(policy)
-        if is_passed and not strategy.endswith("NO_SHARD"):
-            return True
-    return False
+    policies = (script.argument(call, "mixed_precision", 6) for call in _sharding_calls(script))
+    return any(node is not None and precision.node in script.flow.values(node) for node in policies)
+
+
+def _sharding_calls(script: Script) -> list[Call]:
+    """Returns the calls of FSDP1 that shard; under NO_SHARD each rank has whole gradients."""
+    strategies = {c: script.argument(c, "sharding_strategy", 2) for c in calls_of(script, FSDP)}
+    return [c for c, node in strategies.items() if not str(script.value(node)).endswith("NO_SHARD")]
 
 
 def policy_of_the_root(script: Script) -> Iterator[Problem]:
@@ -117,13 +115,10 @@ _STAGE_NAME = re.compile(r"\w*(stage|group|tower)\w*")
 
 def every_module(script: Script) -> Iterator[Problem]:
     """Yields loops that make a unit of each module, or of each part of a block."""
-    shards = {call.node: call for name in (FSDP, "fully_shard") for call in calls_of(script, name)}
-    for loop in (node for node in ast.walk(script.tree) if isinstance(node, ast.For)):
+    shards = {call.node: call for call in calls_of(script, FSDP, "fully_shard")}
+    for loop in script.nodes(ast.For):
         # Not below an if, which selects
-        statements = [
-            statement for statement in loop.body if isinstance(statement, (ast.Expr, ast.Assign))
-        ]
-        for statement in statements:
+        for statement in (s for s in loop.body if isinstance(s, (ast.Expr, ast.Assign))):
             call = next((shards[n] for n in ast.walk(statement) if n in shards), None)
             if call is not None and (fault := _too_fine(script, loop)):
                 message = f"{fault}: many small all-gathers"
@@ -169,7 +164,7 @@ def _iterated_module(loop: ast.For) -> tuple[str, ast.expr]:
 
 def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
     """Yields ``load_state_dict`` of what ``torch.load`` read on all ranks of a sharding script."""
-    if not any(call.short in (FSDP, "fully_shard") for call in script.calls):
+    if not calls_of(script, FSDP, "fully_shard"):
         return
     loads = {call.node: call for call in script.calls if call.name == "torch.load"}
     guarded = {
@@ -178,14 +173,14 @@ def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
         if isinstance(node, (ast.If, ast.IfExp)) and "rank" in ast.unparse(node.test).lower()
         for inner in ast.walk(node)
     }
-    for node in ast.walk(script.tree):
-        if not isinstance(node, ast.Call) or last_name(node) != "load_state_dict":
-            continue
+    for node in (n for n in script.nodes(ast.Call) if last_name(n) == "load_state_dict"):
         loaded = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "state_dict")]
         origins = {origin for expr in loaded for origin in script.flow.reach(expr)}
         if _SMALL_STATE.search(ast.unparse(node.func).lower()):
             continue
-        for call in [loads.pop(read) for read in [*loads] if read in origins]:  # once for each file
+        for call in [
+            loads.pop(source) for source in [*loads] if source in origins
+        ]:  # once for each file
             if call.node not in guarded and _reads_whole_file(script, call):
                 message = "every rank loads the whole checkpoint into the memory of its host"
                 fix = 'torch.load(path, mmap=True, map_location="cpu"), or torch.distributed.checkpoint'
@@ -206,9 +201,8 @@ def _reads_whole_file(script: Script, call: Call) -> bool:
 
 def loaded_on_device_0(script: Script) -> Iterator[Problem]:
     """Yields ``torch.load(..., map_location="cuda:0")`` that all ranks run, each with its own device."""
-    wraps = any(call.short in WRAPPERS for call in script.calls)
     # Without set_device the launcher may show each process one device, which is cuda:0 for each
-    if not wraps or "set_device" not in script.words:
+    if not calls_of(script, *WRAPPERS) or "set_device" not in script.words:
         return
     for call in script.calls:
         node = script.argument(call, "map_location", 1) if call.name == "torch.load" else None
@@ -219,22 +213,24 @@ def loaded_on_device_0(script: Script) -> Iterator[Problem]:
         yield script.problem("ZM704", "warning", call.node, message, fix, "map_location")
 
 
+_BF16_ARGUMENTS = {
+    "autocast": ("dtype", 1, "torch.bfloat16"), "Accelerator": ("mixed_precision", -1, "bf16"),
+    "MixedPrecision": ("param_dtype", 0, "torch.bfloat16"),
+    "MixedPrecisionPolicy": ("param_dtype", 0, "torch.bfloat16"),
+}  # fmt: skip
+"""Call -> its argument for the precision, the position of it, and the value for bf16."""
+
+
 def bf16_device(script: Script, machine: Machine) -> Iterator[Problem]:
     """Yields computation in bf16 on a device that emulates it."""
     # A script that asks torch.cuda.is_bf16_supported() chooses another type there
     if machine.device not in NO_BF16 or "is_bf16_supported" in script.words:
         return
-    names = {"autocast": "dtype", "MixedPrecision": "param_dtype", "MixedPrecisionPolicy": "param_dtype"}
     for call in script.calls:
-        node = script.argument(call, names.get(call.short, ""), 0 if "Mixed" in call.short else 1)
-        is_on = call.short in names and script.value(node) == "torch.bfloat16"
-        if is_arguments(call):
-            node = script.argument(call, "bf16")
-            is_on = script.value(node) is True
-        elif call.short == "Accelerator":
-            node = script.argument(call, "mixed_precision")
-            is_on = script.value(node) == "bf16"
-        if is_on and node is not None:
+        by_call = ("bf16", -1, True) if is_arguments(call) else ("", -1, None)
+        name, position, value = _BF16_ARGUMENTS.get(call.short, by_call)
+        node = script.argument(call, name, position)
+        if node is not None and script.value(node) == value:
             message = f"a {machine.device.upper()} has no units for bf16: it is emulated, and slow"
             fix = "fp16 with a gradient scaler"
             origin = script.flow.values(node)[0] or node
@@ -265,11 +261,241 @@ def no_host_backend(script: Script) -> Iterator[Problem]:
                 f"{used} reduces shards that CPUOffloadPolicy keeps on the host, and NCCL reduces none "
                 "there: No backend type associated with device type cpu"
             )
-            fix = 'init_process_group("cpu:gloo,cuda:nccl")'
+            fix = 'backend="cpu:gloo,cuda:nccl"'
             yield script.problem("ZM105", severity, call.node, message, fix, "backend")
 
 
+# ---- order and loop: optimizer, clipping, accumulation, seeds ---------------------------------------
+
+_SYNC_NAMES = {
+    "no_sync", "set_requires_gradient_sync", "set_is_last_backward", "accumulate",
+    "require_backward_grad_sync",
+}  # fmt: skip
+
+
+def optimizer_before_sharding(script: Script) -> Iterator[Problem]:
+    """Yields optimizers that a function makes before it shards their model."""
+    optimizers = [
+        (call, set(map(script.flow.original_variable, _parameters_of(script, call.node))))
+        for call in script.calls
+        if _is_optimizer(call)
+    ]
+    for shards in calls_of(script, "fully_shard", FSDP):
+        if not shards.node.args:
+            continue
+        model = script.flow.original_variable(shards.node.args[0])
+        of_model = [call.node for call, models in optimizers if model in models]
+        pairs = [pair for node in of_model if (pair := script.flow.parting_pair(node, shards.node))]
+        line_pairs = [[getattr(node, "lineno", 1) for node in pair] for pair in pairs]
+        if line_pairs and all(a < b for a, b in line_pairs):
+            message = (
+                f"the optimizer is made before {shards.short} shards {model.name}: it keeps the whole "
+                "parameters, and the shards are never updated"
+            )
+            fix = f"make the optimizer after line {line_pairs[0][1]}"
+            yield script.problem("ZM108", "error", pairs[0][0], message, fix, shards.short)
+            return
+
+
+def _is_optimizer(call: Call) -> bool:
+    name = call.name.removeprefix("torch.optim.")
+    return name != call.name and name[:1].isupper()
+
+
+def _parameters_of(script: Script, node: ast.Call) -> list[ast.expr]:
+    """Returns the models whose parameters are the first argument, also through names and helpers."""
+    names = ("params", "parameters")
+    starts = [*node.args[:1], *(k.value for k in node.keywords if k.arg in names)]
+    return [
+        inner.func.value
+        for start in starts
+        for inner in script.flow.reach(start)
+        if isinstance(inner, ast.Call)
+        and isinstance(inner.func, ast.Attribute)
+        and inner.func.attr in ("parameters", "named_parameters")
+    ]
+
+
+def norm_of_a_shard(script: Script) -> Iterator[Problem]:
+    """Yields torch's ``clip_grad_norm_`` on FSDP1: each rank clips by the norm of its shard."""
+    fsdp = {call.node for call in _sharding_calls(script)}
+    for call in calls_of(script, "clip_grad_norm_"):
+        models = [model for model in _parameters_of(script, call.node)
+                  if not fsdp.isdisjoint(script.flow.values(model))]  # fmt: skip
+        clipped = {
+            ast.unparse(method.value)
+            for method in script.nodes(ast.Attribute)
+            if method.attr == "clip_grad_norm_"
+        }
+        # Where a model is clipped by its own method, this call is of another strategy
+        if models and not clipped & set(map(ast.unparse, models)):
+            message = "each rank clips by the norm of its own shard, so the ranks clip differently"
+            fix = f"{ast.unparse(models[0])}.clip_grad_norm_(max_norm)"
+            yield script.problem("ZM109", "error", call.node, message, fix, "clip_grad_norm_")
+
+
+def accumulation_communicates(script: Script) -> Iterator[Problem]:
+    """Yields loops that accumulate gradients and still reduce them in every micro-step."""
+    wraps = calls_of(script, *WRAPPERS)
+    # The engine of DeepSpeed reduces gradients only at the end of an accumulation
+    engine = any(call.name == "deepspeed.initialize" for call in script.calls)
+    if not wraps or engine or script.words & _SYNC_NAMES:
+        return
+    loops = [node for node in ast.walk(script.tree) if isinstance(node, (ast.For, ast.While))]
+    inside = {loop: list(_nodes_in_body(loop)) for loop in loops}
+    for loop in loops:
+        if any(n in inside for n in inside[loop]):
+            continue  # the innermost one decides
+        backward = next((n for n in inside[loop] if _calls_method(n, "backward")), None)
+        if backward is None:
+            continue
+        bodies = [nodes for outer, nodes in inside.items() if outer is not loop and loop in nodes]
+        steps = max((_step_interval(script, n) for n in inside[loop]), default=0)
+        if not any(_calls_method(n, "step") for n in inside[loop]) and any(
+            _calls_method(n, "step") for nodes in bodies for n in nodes
+        ):
+            steps = _loop_turns(script, loop)
+        if steps > 1:
+            message = f"each of {steps} backwards before a step reduces the gradients"
+            if steps == _SOME:
+                message = "each backward of an accumulation reduces the gradients"
+            fsdp2 = all(call.short == "fully_shard" for call in wraps)
+            name = "set_requires_gradient_sync" if fsdp2 else "no_sync"
+            call = f"model.{name}(False)" if fsdp2 else f"with model.{name}():"
+            fix = f"{call} in all of them but the last; costs whole gradients"
+            yield script.problem("ZM308", "info", backward, message, fix, name)
+            return
+
+
+def _nodes_in_body(loop: ast.For | ast.While) -> Iterator[ast.AST]:
+    """Yields the nodes that *loop* runs itself: a closure may be called in an optimizer's step."""
+    waiting: list[ast.AST] = list(loop.body)
+    while waiting:
+        node = waiting.pop(0)
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _calls_method(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
+
+
+_SOME = 1 << 40
+"""A number of micro-steps that is known only when the script runs."""
+
+
+def _step_count(script: Script, node: ast.expr) -> int:
+    value = script.value(node)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return _SOME if value is UNKNOWN else 0
+
+
+def _loop_turns(script: Script, loop: ast.For | ast.While) -> int:
+    """Returns N of ``for i in range(N)``, and :data:`_SOME` for other loops."""
+    expr = loop.iter if isinstance(loop, ast.For) else None
+    if isinstance(expr, ast.Call) and ast.unparse(expr.func) == "range" and len(expr.args) == 1:
+        return _step_count(script, expr.args[0])
+    return _SOME
+
+
+def _step_interval(script: Script, node: ast.AST) -> int:
+    """Returns N of ``if (i + 1) % N == 0: optimizer.step()``, also in an ``or``; 0 for other nodes."""
+    if not isinstance(node, ast.If):
+        return 0
+    if not any(_calls_method(n, "step") for statement in node.body for n in ast.walk(statement)):
+        return 0
+    tests = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
+    for test in tests:
+        operand = test.left if isinstance(test, ast.Compare) and len(test.ops) == 1 else None
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            operand = test.operand
+        elif not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
+            continue
+        if isinstance(operand, ast.BinOp) and isinstance(operand.op, ast.Mod):
+            return _step_count(script, operand.right)
+    return 0
+
+
+_SEEDS = {"torch.manual_seed", "torch.random.manual_seed", "accelerate.utils.set_seed",
+          "transformers.set_seed", "lightning.seed_everything"}  # fmt: skip
+
+
+_SAME_ANYWAY = {"from_pretrained", "broadcast", "set_model_state_dict", "load_checkpoint"}
+"""Names of a script that gives all ranks the same parameters, whatever they began with."""
+
+
+_NOT_SENT = {FSDP: "FSDP1 sends rank 0's only with sync_module_states=True",
+             "fully_shard": "fully_shard never sends rank 0's"}  # fmt: skip
+"""Call that shards -> what becomes of initial parameters: ``_init_sharded_param`` of torch's FSDPParam
+cuts each rank's own."""
+
+
+def seed_of_each_rank(script: Script) -> Iterator[Problem]:
+    """Yields a seed of the rank before a model that FSDP shards as each rank has made it."""
+    seeds = [call.node for call in script.calls if call.name in _SEEDS]
+    # A model on the meta device has no values before it is sharded
+    is_meta = names_key(script, "meta")
+    if not seeds or is_meta or script.words & _SAME_ANYWAY:
+        return
+    for shards in calls_of(script, "fully_shard", FSDP):
+        syncs = script.argument(shards, "sync_module_states", 10)
+        may_sync = is_open(shards) or script.value(syncs) is not (False if syncs else UNKNOWN)
+        for model in () if may_sync else shards.node.args[:1]:
+            built = _construction(script, model)
+            seed = _last_seed(script, seeds, built) if built is not None else None
+            if built is None or seed is None or not _depends_on_rank(script, seed):
+                continue
+            strategy = str(script.value(script.argument(shards, "sharding_strategy", 2)))
+            replicates = "HYBRID" in strategy or script.argument(shards, "mesh") is not None
+            message = (
+                f"each rank makes {ast.unparse(model)} from another seed, and {_NOT_SENT[shards.short]}"
+            )
+            fix = (
+                f"one seed for all ranks before line {built.lineno}, and this one after line "
+                f"{shards.node.lineno}"
+            )
+            severity = "warning" if replicates else "info"  # replicas would never become equal
+            yield script.problem("ZM412", severity, seed, message, fix, "manual_seed")
+            return
+
+
+def _construction(script: Script, model: ast.expr) -> ast.Call | None:
+    """Returns the call that makes *model*, and does not wrap or move one; None if a file replaces it."""
+    name = ast.unparse(model)
+    if f"{name}.load_state_dict" in map(ast.unparse, script.nodes(ast.Attribute)):
+        return None
+    calls = [origin for origin in script.flow.values(model) if isinstance(origin, ast.Call)]
+    return next(
+        (call for call in calls if not re.search(rf"\b{re.escape(name)}\b", ast.unparse(call))), None
+    )
+
+
+def _last_seed(script: Script, seeds: list[ast.Call], built: ast.Call) -> ast.Call | None:
+    """Returns the seed that counts where *built* runs; None where there is none or no certain one."""
+    seed_lines: dict[ast.Call, int] = {}
+    for seed in seeds:
+        pair = script.flow.parting_pair(seed, built)
+        if pair is None:
+            return None
+        seed_line, built_line = (getattr(node, "lineno", 0) for node in pair)
+        seed_lines |= {seed: seed_line} if seed_line < built_line else {}
+    return max(seed_lines, key=lambda seed: seed_lines[seed], default=None)
+
+
+def _depends_on_rank(script: Script, seed: ast.Call) -> bool:
+    names = {"process_index", "local_process_index", *RANKS}
+    return any(
+        (isinstance(node, ast.Constant) and str(node.value).lower() in names)  # os.environ["RANK"]
+        or (isinstance(node, (ast.Name, ast.Attribute)) and last_name(node).lower() in names)
+        for argument in (*seed.args[:1], *(k.value for k in seed.keywords if k.arg == "seed"))
+        for node in script.flow.reach(argument)
+    )
+
+
 CHECKS: tuple[Check, ...] = (
-    unknown_arguments, no_shard, unscaled_fp16, policy_of_the_root, loaded_on_device_0, every_module,
-    loaded_on_every_rank, no_host_backend,
+    unknown_arguments, unscaled_fp16, policy_of_the_root, loaded_on_device_0, every_module,
+    loaded_on_every_rank, no_host_backend, optimizer_before_sharding, norm_of_a_shard,
+    accumulation_communicates, seed_of_each_rank,
 )  # fmt: skip

@@ -10,23 +10,38 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import PurePath
 from typing import Any
 
 from zeromon.check.accelerate import DEEPSPEED, FSDP, kind_of
-from zeromon.check.environment import (
-    DIALECT,
-    ENVIRONMENT,
-    Variable,
-    merge_options,
-    merge_precision,
-    option_of,
-    read_kind,
+from zeromon.check.problem import (
+    ENVIRONMENT_DIALECT,
+    Config,
+    Machine,
+    Path,
+    Problem,
+    is_on,
+    load_schema,
+    parse_whole,
+    without_effect,
 )
-from zeromon.check.problem import Config, Machine, Path, Problem, load_schema, parse_whole
 
 COMMAND = "the command"
 """Stands for a file where a figure comes from the launch command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """The value of an environment variable, and where it is set."""
+
+    value: Any
+    line: int
+    column: int
+
+
+ENVIRONMENT = "the environment"
+"""Stands for a file where a figure comes from an environment variable."""
 
 _FILE = "command"
 """The file of a problem of the command."""
@@ -72,6 +87,8 @@ class Command:
     def problem(self, code: str, severity: str, name: str, message: str, fix: str) -> Problem:
         """Returns a problem at the option or argument *name*."""
         position = self.line, self.places.get(name, 1)
+        if name in self.environment:
+            position = self.environment[name].line, self.environment[name].column
         return Problem(self.file, *position, code, severity, message, fix, name)
 
     @property
@@ -277,28 +294,21 @@ def effective_config(command: Command, file: Config | None) -> Config | None:
             section = data.get(path[0])
             data[path[0]] = {**(section if isinstance(section, Mapping) else {}), name: value}
     launched_kind = data.get("distributed_type")
-    added = merge_options(data, command.environment, setting_paths(command))
-    if not is_launched:  # which would set the precision itself
-        added |= merge_precision(data, command.environment)
+    added = _merge_environment(data, command)
+    if not is_launched:
         if not data:
             return file
         data |= {"num_processes": command.ranks, "num_machines": command.options.get("nnodes")}
     positions |= added
     origins |= {path[-1]: ENVIRONMENT for path in added}
     data.setdefault("distributed_type", "MULTI_GPU")
-    is_from_env = launched_kind != data["distributed_type"] == read_kind(command.environment)
+    is_from_env = launched_kind != data["distributed_type"] == _environment_kind(command)
     if is_from_env:
         origins["distributed_type"] = ENVIRONMENT
     if file is None or not is_launched:
-        dialect = "yaml" if is_launched and not is_from_env else DIALECT
+        dialect = "yaml" if is_launched and not is_from_env else ENVIRONMENT_DIALECT
         return Config(file=command.file, origins=origins, data=data, places=positions, dialect=dialect)
     return replace(file, data=data, origins=origins)
-
-
-def setting_paths(command: Command) -> dict[str, Path]:
-    """Returns option -> where accelerate's file has it, for the variables of the environment."""
-    paths = {option: _setting_path(option) for option in map(option_of, command.environment)}
-    return {option: path for option, path in paths.items() if path}
 
 
 def overridden_settings(command: Command, file: Config) -> Iterator[Problem]:
@@ -352,6 +362,107 @@ def single_process(command: Command) -> Iterator[Problem]:
     if command.launcher == "torchrun" and "nproc_per_node" not in command.options:
         message = "torchrun starts one rank a node without --nproc-per-node"
         yield command.problem("ZM602", "warning", "", message, "--nproc-per-node 8, or gpu")
+
+
+# ---- accelerate's environment variables, as the options that they stand for ------------------------
+
+_KINDS = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED"}
+
+
+_ONLY_IF_GIVEN = {
+    "fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "fsdp_backward_prefetch",
+    "fsdp_state_dict_type", "fsdp_ignored_modules",
+}  # fmt: skip
+"""Options of FSDP that ``accelerate launch`` passes on only where they are set; it sets all others."""
+
+
+def _option_of(name: str) -> str:
+    """Returns the option of ``accelerate launch`` that sets the variable *name*; "" without one."""
+    option: str = load_schema()["accelerate"]["environment"].get(name, "")
+    return option
+
+
+def _environment_kind(command: Command) -> str:
+    """Returns FSDP or DEEPSPEED, where the environment turns it on; else ""."""
+    # Accelerator and its state compare the text with "true" alone
+    enabled = [name for name, variable in command.environment.items() if variable.value is True]
+    return next((kind for name, kind in _KINDS.items() if name in enabled), "")
+
+
+def _merge_environment(data: dict[str, Any], command: Command) -> dict[Path, tuple[int, int]]:
+    """Adds what the environment turns on to *data*; returns the positions of what was added.
+
+    ``accelerate launch`` sets the precision, and the variables of the strategy that it starts, itself.
+    """
+    kind, launched = _environment_kind(command), str(data.get("distributed_type", ""))
+    is_used = kind and launched in ("", "NO", "MULTI_GPU", kind)
+    positions: dict[Path, tuple[int, int]] = {}
+    for name, variable in command.environment.items():
+        path = _setting_path(_option_of(name)) or ()
+        if "$" in str(variable.value):
+            continue
+        if path == ("mixed_precision",) and command.launcher != "accelerate":
+            data[path[0]], positions[path] = variable.value, (variable.line, variable.column)
+        if not is_used or len(path) != 2 or (launched == "FSDP" and path[1] not in _ONLY_IF_GIVEN):
+            continue
+        section = data.get(path[0]) or {}
+        if path[1] not in section:
+            data[path[0]] = {**section, path[1]: variable.value}
+            positions[path] = variable.line, variable.column
+    data |= {"distributed_type": kind} if is_used else {}
+    return positions
+
+
+def wrong_variables(command: Command) -> Iterator[Problem]:
+    """Yields variables with a misspelt name, and switches that are off for accelerate, such as 1."""
+    library = load_schema()["accelerate"]
+    prefixes = re.compile(r"^((ACCELERATE|FSDP)_)+")
+    plain_names = {prefixes.sub("", name): name for name in library["environment"]}
+    for name, variable in command.environment.items():
+        is_known = name in library["environment"] or not prefixes.match(name)
+        matches = get_close_matches(prefixes.sub("", name), plain_names, 1, 0.8)
+        # Without a name like it the variable may be one of the script; a shell may read it itself
+        if matches and not is_known and not re.search(rf"\$\{{?{name}\b", command.launch_text):
+            message = f"accelerate {library['version']} does not read {name}"
+            fix = f"did you mean {plain_names[matches[0]]}?"
+            yield command.problem("ZM102", "warning", name, message, fix)
+        if name in _KINDS and not isinstance(variable.value, bool) and is_on(variable.value):
+            message = f"{name} is {variable.value}, and accelerate takes only true"
+            yield command.problem("ZM103", "warning", name, message, f"{name}=true")
+
+
+def overwritten_variables(command: Command, launch: Config) -> Iterator[Problem]:
+    """Yields variables that ``accelerate launch`` replaces by its own options, or by their defaults."""
+    has_fsdp = launch.get("distributed_type") == "FSDP"
+    has_fsdp &= launch.origins.get("distributed_type") != ENVIRONMENT
+    for name, variable in command.environment.items():
+        option = _option_of(name)
+        is_set = has_fsdp and option.startswith("fsdp_") and option not in _ONLY_IF_GIVEN
+        path = (option,) if option == "mixed_precision" else (FSDP, option)
+        value = launch.get(*path, default="its default")
+        differs = str(value).lower() != str(variable.value).lower() and "$" not in str(variable.value)
+        if differs and (is_set or option == "mixed_precision"):
+            message = f"{name} has no effect: accelerate launch sets it to {value}"
+            yield command.problem("ZM106", "warning", name, message, f"--{option} {variable.value}")
+
+
+def idle_variables(command: Command) -> Iterator[Problem]:
+    """Yields one problem for all variables of FSDP, where nothing turns FSDP on."""
+    names = [name for name in command.environment if _option_of(name).startswith("fsdp_")]
+    switches = [str(v.value) for name, v in command.environment.items() if name in _KINDS]
+    if names and not any("$" in value for value in switches) and not _environment_kind(command):
+        message, _ = without_effect(names, "unless ACCELERATE_USE_FSDP is true")
+        yield command.problem("ZM106", "warning", names[0], message, "ACCELERATE_USE_FSDP=true")
+
+
+def spell_variables(problem: Problem) -> Problem:
+    """Returns *problem* with the names of variables instead of options."""
+    message, fix = problem.message, problem.fix
+    for name, option in load_schema()["accelerate"]["environment"].items():
+        if option and option in message + fix:
+            message = re.sub(rf"\b{option}\b", name, message)
+            fix = re.sub(rf"\b{option}\b(: )?", lambda m, n=name: n + "=" * bool(m[1]), fix)  # type: ignore[misc]
+    return replace(problem, message=message, fix=fix)
 
 
 # ---- A launch file ------------------------------------------------------------------------------

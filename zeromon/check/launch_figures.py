@@ -71,7 +71,7 @@ def collect_figures(s: Sources) -> list[Figure]:
         ("FSDP", _stated_fsdp(s)),
         ("FSDP offload", [*_accelerate_setting(s, (FSDP, "fsdp_offload_params")),
                           *_argument_of(s, "fsdp_cpu_offload")]),
-        *((figure, _argument_of(s, name)) for figure, name in _OF_ARGUMENTS.items()),
+        *((label, _argument_of(s, name)) for label, name in _OF_ARGUMENTS.items()),
     ):  # fmt: skip
         stated = [(v, origin) for v, origin in claims if v not in (None, AUTO, "none", "null")]
         if stated:
@@ -137,7 +137,7 @@ def _stated_ranks(s: Sources) -> Iterator[Said]:
     if s.command.ranks:
         yield s.command.ranks, COMMAND
     if s.file is not None:
-        yield parse_whole(s.file.get("num_processes")), s.file.file
+        yield s.file.whole("num_processes"), s.file.file
 
 
 def _deepspeed_setting(s: Sources, *path: str, option: str = "") -> list[Said]:
@@ -183,7 +183,7 @@ def stated_precisions(s: Sources) -> Iterator[Said]:
     """Yields the precision; the script's own wins over that of the launch file."""
     if s.deepspeed is not None:
         for name in ("bf16", "fp16"):
-            if is_on(s.deepspeed.get(name, "enabled")) is True:
+            if s.deepspeed.is_on(name, "enabled") is True:
                 yield name, s.deepspeed.file
     for name in ("bf16", "fp16"):
         if s.command.arguments.get(name) is True:
@@ -219,7 +219,7 @@ def other_figures(script: Script, launch: Config, ds_config: Config | None) -> I
         if is_arguments(call) and kind_of(launch) == "DEEPSPEED":
             if script.argument(call, "deepspeed") is None:
                 config = ds_config or _plugin_config(launch)
-                yield from of_trainer(script, call, config, parse_whole(launch.get("num_processes")))
+                yield from of_trainer(script, call, config, launch.whole("num_processes"))
         elif call.name.startswith("accelerate.") and call.short == "Accelerator":
             yield from _other_accumulation(script, call, launch, ds_config)
             if ds_config is not None:
@@ -321,7 +321,7 @@ def early_config(script: Script, call: Call, config: Config, _: int | None) -> I
 
     ``HfDeepSpeedConfig`` replaces no "auto", and at that moment DeepSpeed counts one rank.
     """
-    if call.short != "HfDeepSpeedConfig" or parse_whole(config.get("zero_optimization", "stage")) != 3:
+    if call.short != "HfDeepSpeedConfig" or config.whole("zero_optimization", "stage") != 3:
         return
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     values = [config.get(name) for name in names]

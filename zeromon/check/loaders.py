@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from zeromon.check.one_rank import last_name
 from zeromon.check.problem import Problem, parse_number
 from zeromon.check.scripts import UNKNOWN, Call, Check, Script, is_arguments, is_open
 
@@ -111,7 +112,7 @@ def no_workers(script: Script) -> Iterator[Problem]:
 
 def not_pinned(script: Script) -> Iterator[Problem]:
     """Yields loaders without pinned memory: ``non_blocking`` copies from pageable memory block."""
-    asynchronous = any(_copies_asynchronously(script, node) for node in ast.walk(script.tree))
+    asynchronous = any(_copies_asynchronously(script, call) for call in script.nodes(ast.Call))
     for loader in find_loaders(script):
         node = loader.node("pin_memory")
         if loader.prefix:
@@ -125,11 +126,9 @@ def not_pinned(script: Script) -> Iterator[Problem]:
             yield loader.problem("ZM604", "info", "pin_memory", message, fix)
 
 
-def _copies_asynchronously(script: Script, node: ast.AST) -> bool:
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return False
-    flags = (keyword.value for keyword in node.keywords if keyword.arg == "non_blocking")
-    return node.func.attr in _TYPES | {"to"} and any(script.value(v) is True for v in flags)
+def _copies_asynchronously(script: Script, call: ast.Call) -> bool:
+    flags = (keyword.value for keyword in call.keywords if keyword.arg == "non_blocking")
+    return last_name(call) in _TYPES | {"to"} and any(script.value(v) is True for v in flags)
 
 
 def restarted_workers(script: Script) -> Iterator[Problem]:
@@ -170,7 +169,7 @@ def same_order(script: Script) -> Iterator[Problem]:
         node = script.argument(call, "shuffle", 3)
         dataset = ast.unparse(call.node.args[0]) if call.node.args else ""
         # Samples of a validation set may come in any order
-        trains = not any(_VALIDATION.fullmatch(word.lower()) for word in _WORD.findall(dataset))
+        trains = not any(_VALIDATION.fullmatch(name.lower()) for name in _WORD.findall(dataset))
         shuffles = trains and (node is None or script.value(node) is True)
         if shuffles and not is_open(call) and _has_several_epochs(script):
             message = "without set_epoch the sampler gives the same order in every epoch"
@@ -180,10 +179,7 @@ def same_order(script: Script) -> Iterator[Problem]:
 
 def _has_several_epochs(script: Script) -> bool:
     """Returns whether a backward is in a loop over batches, in a loop of several numbered turns."""
-    for node in ast.walk(script.tree):
-        func = node.func if isinstance(node, ast.Call) else None
-        if not isinstance(func, ast.Attribute) or func.attr != "backward":
-            continue
+    for node in (call for call in script.nodes(ast.Call) if last_name(call) == "backward"):
         for chain in script.flow.call_chains(node):
             outers = (outer for step in reversed(chain) for outer, _ in script.flow.around(step))
             overs = [outer.iter for outer in outers if isinstance(outer, ast.For)]
@@ -224,12 +220,8 @@ _ON_DEVICE = _TYPES | {"nccl", "xccl", "hccl"}
 def _uses_gpu(script: Script) -> bool:
     if not _TYPES.isdisjoint(script.words):
         return True
-    return any(
-        isinstance(node, ast.Constant)
-        and isinstance(node.value, str)
-        and node.value.split(":")[0] in _ON_DEVICE
-        for node in ast.walk(script.tree)
-    )
+    literals = (str(node.value) for node in script.nodes(ast.Constant))
+    return any(literal.split(":")[0] in _ON_DEVICE for literal in literals)
 
 
 CHECKS: tuple[Check, ...] = (

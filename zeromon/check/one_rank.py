@@ -81,9 +81,7 @@ def sharded_forward_alone(script: Script, *, launch_shards: bool) -> Iterator[Pr
     FSDP. Where that is unknown only FSDP in the script itself counts.
     """
     calls = {}
-    for node in ast.walk(script.tree):
-        if not isinstance(node, ast.Call):
-            continue
+    for node in script.nodes(ast.Call):
         name = _sharded_call(script, node, launch_shards)
         contexts = (p for p, _ in script.flow.around(node) if isinstance(p, ast.With))
         if name and not any(
@@ -111,10 +109,8 @@ def _unmatched_calls(script: Script, calls: dict[ast.Call, str]) -> Iterator[Pro
 def _collective_calls(script: Script) -> Iterator[tuple[ast.Call, str]]:
     """Yields each call that all ranks must make, with its name."""
     named = {call.node: call for call in script.calls}
-    shards = any(call.short in (FSDP, "fully_shard") for call in script.calls)
-    for node in ast.walk(script.tree):
-        if not isinstance(node, ast.Call):
-            continue
+    shards = bool(calls_of(script, FSDP, "fully_shard"))
+    for node in script.nodes(ast.Call):
         call, short = named.get(node), last_name(node.func)
         if call is not None and _is_collective(script, call, shards=shards):
             yield node, short

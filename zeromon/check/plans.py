@@ -11,7 +11,7 @@ from typing import Any
 
 from zeromon.base.errors import PlanError
 from zeromon.base.units import human_bytes, human_rate, human_seconds
-from zeromon.check.problem import Config, Machine, Path, Problem, join_names, parse_whole
+from zeromon.check.problem import Config, Machine, Path, Problem, join_names
 from zeromon.check.scripts import FSDP, Call, Script
 from zeromon.memory import plan
 from zeromon.memory.choice import ROOMY, choose_row, tuning_texts
@@ -155,7 +155,7 @@ def _plan_setup(config: Config, machine: Machine) -> plan.Setup | None:
         chosen = ShardPlan(**{"stage": ZeroStage.PARAMETERS, **fields})
     except (PlanError, TypeError):  # the other checks report it
         return None
-    hosts = machine.hosts or parse_whole(config.get("num_machines")) or 0
+    hosts = machine.hosts or config.whole("num_machines") or 0
     return plan.Setup(
         model=model,
         plan=chosen,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -27,6 +27,10 @@ Path = tuple[str, ...]
 
 SEVERITIES = ("error", "warning", "info")
 """error: training fails or ignores the setting; warning: costs time or memory; info: a trade-off."""
+
+
+ENVIRONMENT_DIALECT = "environment"
+"""The dialect of a configuration that a program passes to accelerate in its environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,8 @@ class Config:
     duplicates: tuple[Path, ...] = ()
     ranks: int | None = None
     """Number of ranks, from the file that names this one; None where unknown."""
+    is_filled: bool = False
+    """Set where an accelerate file or a Trainer takes it, which replace "auto"."""
     text: str = field(default="", repr=False)
     refused: Refused | None = None
     """Set where the file is Hjson: DeepSpeed reads it, transformers and accelerate do not."""
@@ -109,6 +115,18 @@ class Config:
             value = value[name]
         return value
 
+    def number(self, *path: str, default: Any = None) -> float | None:
+        """Returns the number at *path*, also from a text; None for anything else."""
+        return parse_number(self.get(*path, default=default))
+
+    def whole(self, *path: str, default: Any = None) -> int | None:
+        """Returns the whole number at *path*, also from a text; None for anything else."""
+        return parse_whole(self.get(*path, default=default))
+
+    def is_on(self, *path: str) -> bool | None:
+        """Returns whether the switch at *path* is on; None for a value that is no switch."""
+        return is_on(self.get(*path))
+
     def section(self, *path: str) -> Mapping[str, Any]:
         """Returns the section at *path*; an empty mapping where there is no section."""
         value = self.get(*path)
@@ -127,7 +145,7 @@ class Config:
 
     def write(self, name: str, value: Any) -> str:
         """Returns the setting *name* with *value* in the syntax of the file."""
-        if self.dialect in ("yaml", "environment"):
+        if self.dialect in ("yaml", ENVIRONMENT_DIALECT):
             return f"{name}: {yaml_literal(value)}"
         return f'"{name}": {_json_literal(value) if self.dialect == "json" else repr(value)}'
 
@@ -138,9 +156,9 @@ class Config:
         position, key = self.place(path), ".".join(path)
         return Problem(self.file, *position, code, severity, message, fix, key, quiet=quiet)
 
-    def on(self, ranks: int | None) -> Config:
-        """Returns a copy with the number of ranks, unless the configuration already has one."""
-        return replace(self, ranks=self.ranks or ranks)
+    def change(self, code: str, severity: str, path: Path, message: str, value: Any) -> Problem:
+        """Returns a problem at *path* that *value* solves."""
+        return self.problem(code, severity, path, message, self.write(path[-1], value))
 
 
 def _json_literal(value: Any) -> str:
@@ -199,24 +217,16 @@ def as_sarif(problems: Iterable[Problem]) -> dict[str, Any]:
     """Returns a SARIF log with one run: *problems* and the rules that they violate."""
     results = list(problems)
     used = sorted({problem.code for problem in results})
-    return {
-        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {
-                    "driver": {
-                        "name": "zeromon",
-                        "version": __version__,
-                        "rules": [_sarif_rule(code) for code in used],
-                    }
-                },
-                # Without this, readers of SARIF count UTF-16 units, and Python counts code points
-                "columnKind": "unicodeCodePoints",
-                "results": [_sarif_result(p, used.index(p.code)) for p in results],
-            }
-        ],
+    driver = {"name": "zeromon", "version": __version__, "rules": [_sarif_rule(code) for code in used]}
+    run = {
+        "tool": {"driver": driver},
+        # Without this, readers of SARIF count UTF-16 units, and Python counts code points
+        "columnKind": "unicodeCodePoints",
+        "results": [_sarif_result(p, used.index(p.code)) for p in results],
     }
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run],
+    }  # fmt: skip
 
 
 def _sarif_rule(code: str) -> dict[str, Any]:
@@ -231,20 +241,17 @@ def _sarif_rule(code: str) -> dict[str, Any]:
 
 
 def _sarif_result(problem: Problem, index: int) -> dict[str, Any]:
+    position = {
+        "artifactLocation": {"uri": _file_uri(problem.file)},
+        "region": {"startLine": problem.line, "startColumn": problem.column},
+    }
+    names = [{"fullyQualifiedName": problem.key}] if problem.key else []
     return {
         "ruleId": problem.code,
         "ruleIndex": index,
         "level": _LEVELS[problem.severity],
         "message": {"text": f"{problem.message}. Fix: {problem.fix}"},
-        "locations": [
-            {
-                "physicalLocation": {
-                    "artifactLocation": {"uri": _file_uri(problem.file)},
-                    "region": {"startLine": problem.line, "startColumn": problem.column},
-                },
-                "logicalLocations": [{"fullyQualifiedName": problem.key}] if problem.key else [],
-            }
-        ],
+        "locations": [{"physicalLocation": position, "logicalLocations": names}],
         "properties": {"key": problem.key, "fix": problem.fix},
     }
 

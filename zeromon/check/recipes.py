@@ -18,9 +18,9 @@ from pathlib import Path as File
 from typing import Any
 
 from zeromon.check.accelerate import FSDP
-from zeromon.check.environment import DIALECT
 from zeromon.check.launch import COMMAND, Command, spell_options
 from zeromon.check.problem import (
+    ENVIRONMENT_DIALECT,
     Config,
     Path,
     Problem,
@@ -70,6 +70,9 @@ _OF_TRANSFORMERS = {
     "lr_scheduler_type", "gradient_checkpointing_kwargs", "save_total_limit",
 }  # fmt: skip
 """Arguments of a Trainer that configurations of other frameworks do not have."""
+_OF_AXOLOTL = {
+    "micro_batch_size", "datasets", "sequence_len", "adapter", "gradient_accumulation_steps",
+}  # fmt: skip
 _ENOUGH = 3
 """So many arguments of a Trainer at the top make a file a configuration of one."""
 
@@ -78,14 +81,7 @@ def recipe_of(data: Mapping[Any, Any]) -> str:
     """Returns the name of the recipe that *data* is of; "" for none."""
     if any(isinstance(value, Mapping) and "_component_" in value for value in data.values()):
         return TORCHTUNE.name
-    own_names = (
-        "micro_batch_size",
-        "datasets",
-        "sequence_len",
-        "adapter",
-        "gradient_accumulation_steps",
-    )
-    if "base_model" in data and any(name in data for name in own_names):
+    if "base_model" in data and _OF_AXOLOTL & data.keys():
         return AXOLOTL.name
     is_stage = data.get("stage") in _STAGES and ("model_name_or_path" in data or "template" in data)
     if is_stage or "finetuning_type" in data:
@@ -102,7 +98,7 @@ def recipe_of(data: Mapping[Any, Any]) -> str:
 
 def override(config: Config, command: Command | None) -> Config:
     """Returns *config* with what the command that names it sets."""
-    if command is None or not _is_named(config.file, command):
+    if command is None or not is_named(config.file, command):
         return config
     data = dict(config.data)
     for name, value in command.arguments.items():
@@ -116,7 +112,8 @@ def override(config: Config, command: Command | None) -> Config:
     return replace(config, data=data)
 
 
-def _is_named(file: str, command: Command) -> bool:
+def is_named(file: str, command: Command) -> bool:
+    """Returns whether *command* passes *file* to its script."""
     names = [*command.positionals, command.script, command.arguments.get("config")]
     return any(isinstance(name, str) and File(name).resolve() == File(file).resolve() for name in names)
 
@@ -279,4 +276,4 @@ def fsdp_config(config: Config) -> Config | None:
     if strategies and version == 1:
         options["sharding_strategy"] = strategies[0]
     data = {"distributed_type": "FSDP", FSDP: options}
-    return replace(config, data=data, dialect=DIALECT)
+    return replace(config, data=data, dialect=ENVIRONMENT_DIALECT)

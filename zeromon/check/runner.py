@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from zeromon.base.errors import CheckError
 from zeromon.check import (
     accelerate,
     deepspeed,
-    environment,
     fsdp_options,
     fsdp_scripts,
     launch,
@@ -19,7 +19,6 @@ from zeromon.check import (
     plans,
     recipes,
     scripts,
-    training_loop,
 )
 from zeromon.check.deepspeed.conflicts import BATCH, NO_BATCH
 from zeromon.check.deepspeed.fields import not_json, stage_of
@@ -32,7 +31,7 @@ from zeromon.check.documents import (
     read_text,
 )
 from zeromon.check.launch_figures import Figure, Sources, stated_precisions
-from zeromon.check.problem import SEVERITIES, Config, Machine, Problem, parse_whole
+from zeromon.check.problem import ENVIRONMENT_DIALECT, SEVERITIES, Config, Machine, Problem
 from zeromon.diagnosis.rule import all_pages
 
 _SIGNS = (
@@ -88,7 +87,8 @@ def check(paths: Iterable[str], machine: Machine | None = None, command: Sequenc
     if launched is not None:
         machine = replace(machine, devices=machine.devices or launched.ranks)
     run = _Run(machine, launched)
-    for path in pending:
+    # JSON last: another file may say who reads it, and on how many ranks
+    for path in sorted(pending, key=lambda path: path.endswith(".json")):
         run.path(path)
     stated: list[Figure] = []
     # Files of a folder may not belong together
@@ -161,21 +161,24 @@ class _Run:
     def across(self) -> list[Figure]:
         """Compares the scripts with the accelerate file, and returns the figures of a trainer's YAML."""
         file, ds_config = self.launches[0] if len(self.launches) == 1 else (None, None)
-        if not self.launches and len(self.deepspeeds) == 1:
-            self.named_elsewhere(self.deepspeeds[0], self.machine.devices)
+        if not self.launches and self.only_deepspeed is not None:
+            self.named_elsewhere(self.only_deepspeed, self.machine.devices)
         if file is not None:
             for script in self.scripts:
                 self.problems += figures.other_figures(script, file, ds_config)
-        sources = self.sources(launch.Command(launcher=""), file, None, ds_config)
+        sources = self.sources(launch.Command(launcher=""), file, None, ds_config or self.only_deepspeed)
         self.apply_precision(sources)
         return figures.collect_figures(sources) if len(self.trainers) == 1 else []
+
+    @property
+    def only_deepspeed(self) -> Config | None:
+        """The one DeepSpeed configuration; None where there is none, or are several."""
+        return self.deepspeeds[0] if len(self.deepspeeds) == 1 else None
 
     def sources(
         self, command: launch.Command, merged: Config | None, file: Config | None, ds: Config | None
     ) -> Sources:
         """Returns all that a launch is made of."""
-        if ds is None and len(self.deepspeeds) == 1:
-            [ds] = self.deepspeeds
         fsdp_configs = [
             recipes.fsdp_config(c) for c, recipe in self.trainers if recipe is recipes.AXOLOTL
         ]
@@ -203,7 +206,7 @@ class _Run:
             self.problems += launch.overridden_settings(command, file)
         merged = launch.effective_config(command, file)
         if merged is not None:
-            if file is None or merged.dialect == environment.DIALECT:
+            if file is None or merged.dialect == ENVIRONMENT_DIALECT:
                 self.problems += self.merged_problems(merged)
             self.problems += launch.idle_options(command, merged)
         self.problems += self.environment_problems(command, merged)
@@ -213,9 +216,8 @@ class _Run:
         )  # fmt: skip
         for name in named_configs:
             if isinstance(name, str):
-                ds_config = self.other(name, Path(name), command.ranks) or ds_config
-        if ds_config is None and len(self.deepspeeds) == 1:
-            [ds_config] = self.deepspeeds
+                ds_config = self.other(name, Path(name), ranks=command.ranks) or ds_config
+        ds_config = ds_config or self.only_deepspeed
         if merged is not None:
             for script in self.scripts:
                 self.problems += figures.other_figures(script, merged, ds_config)
@@ -253,26 +255,24 @@ class _Run:
 
     def environment_problems(self, command: launch.Command, merged: Config | None) -> Iterator[Problem]:
         """Yields environment variables that accelerate does not read, replaces or ignores."""
-        variables = command.environment
-        yield from environment.unknown_variables(variables, command.file, command.launch_text)
-        yield from environment.wrong_switches(variables, command.file)
+        yield from launch.wrong_variables(command)
         if merged is not None and command.launcher == "accelerate":
-            yield from environment.overwritten_variables(variables, merged, command.file)
+            yield from launch.overwritten_variables(command, merged)
         # A Trainer turns FSDP on by its own arguments, and a plugin in the script by being there
         script_words = frozenset[str]().union(*(script.words for script in self.scripts))
         has_trainer = any(
-            word.endswith(("Trainer", "TrainingArguments", "HfArgumentParser")) for word in script_words
+            name.endswith(("Trainer", "TrainingArguments", "HfArgumentParser")) for name in script_words
         )
         is_plain = "Accelerator" in script_words and not has_trainer and not script_words & _PLUGINS
         if is_plain and (merged is None or accelerate.kind_of(merged) != "FSDP"):
-            yield from environment.idle_variables(variables, command.file)
+            yield from launch.idle_variables(command)
 
     def merged_problems(self, merged: Config) -> Iterator[Problem]:
         """Yields the problems of what a command sets without an accelerate file."""
-        is_env = merged.dialect == environment.DIALECT
+        is_env = merged.dialect == ENVIRONMENT_DIALECT
         for test in accelerate.CHECKS:
             for problem in test(merged, None, self.machine):
-                spell = environment.spell_variables if is_env else launch.spell_options
+                spell = launch.spell_variables if is_env else launch.spell_options
                 yield spell(problem)
 
     def apply_precision(self, sources: Sources) -> None:
@@ -287,14 +287,17 @@ class _Run:
             for file in _training_files(start):
                 self.file(file, named=False)
         elif os.path.lexists(start):
-            self.file(start, named=True)
+            # A script's own configuration may be of any kind
+            is_own = self.command is not None and recipes.is_named(path, self.command)
+            self.file(start, named=not is_own or start.suffix == ".py")
         else:
             raise CheckError(f"{path} does not exist")
 
-    def file(self, file: Path, *, named: bool, ranks: int | None = None) -> Config | None:
+    def file(self, file: Path, *, named: bool, **facts: Any) -> Config | None:
         """Checks one file, and returns its configuration; None for a script and for no training file.
 
         A file that is not *named* on the command line comes from a folder, and may be no training file.
+        *facts*: fields of the configuration that the file which names it sets.
         """
         if _resolved_path(file) in self.checked:
             return None
@@ -302,14 +305,16 @@ class _Run:
         try:
             source = read_text(file)
             if named or any(term in source for term in _WORDS):
-                return READERS[dialect_of(file, source)](self, file, source, named, ranks)
+                if dialect_of(file, source) != "python":
+                    return self.read_config(file, source, named, facts)
+                self.read_script(file, source, named)
         except UnreadableError as error:
             if named or any(sign in source for sign in _SIGNS):
                 self.checked.add(_resolved_path(file))
                 self.unreadable(file, error)
         return None
 
-    def read_script(self, file: Path, source: str, named: bool, _: int | None) -> None:
+    def read_script(self, file: Path, source: str, named: bool) -> None:
         """Checks a Python script."""
         script = scripts.read_script(str(file), parse_python(source))
         if self.command is not None and _resolved_path(Path(self.command.script)) == _resolved_path(
@@ -320,9 +325,11 @@ class _Run:
             self.checked.add(_resolved_path(file))
             self.script(script, file)
 
-    def read_config(self, file: Path, source: str, named: bool, ranks: int | None) -> Config | None:
+    def read_config(
+        self, file: Path, source: str, named: bool, facts: Mapping[str, Any]
+    ) -> Config | None:
         """Checks a JSON or YAML configuration, and returns it."""
-        config = parse_config(source, str(file), dialect_of(file, source))
+        config = replace(parse_config(source, str(file), dialect_of(file, source)), **facts)
         kind = kind_of(config.data)
         project, severity = recipes.project_of(config.data), "info"
         if kind in recipes.RECIPES:
@@ -331,7 +338,7 @@ class _Run:
             return None
         if kind and not project:
             self.checked.add(_resolved_path(file))
-            self.config(config.on(ranks), kind, file)
+            self.config(config, kind, file)
             return config
         if project:
             message = f"this is a configuration of {project}, which zeromon does not check"
@@ -354,7 +361,7 @@ class _Run:
         self.script(script, file)
         for source, call in scripts.deepspeed_configs(script):
             ds_config = _read_beside(file, source) if isinstance(source, str) else source
-            stage = parse_whole(ds_config.get("zero_optimization", "stage")) if ds_config else None
+            stage = ds_config.whole("zero_optimization", "stage") if ds_config else None
             if ds_config is not None and not isinstance(source, str):
                 self.deepspeeds.append(ds_config)
             if ds_config is None:
@@ -399,25 +406,26 @@ class _Run:
         """Returns the DeepSpeed configuration that an accelerate file names; None without one."""
         name = config.get(accelerate.DEEPSPEED, "deepspeed_config_file")
         ranks = config.get("num_processes")
-        ds_config = self.other(name, file, ranks if isinstance(ranks, int) and ranks > 0 else None)
+        ranks = ranks if isinstance(ranks, int) and ranks > 0 else None
+        ds_config = self.other(name, file, ranks=ranks, is_filled=True)
         if ds_config is not None and ds_config.refused is not None:
             path = (accelerate.DEEPSPEED, "deepspeed_config_file")
             message, fix = not_json(ds_config, "accelerate")
             self.problems.append(config.problem("ZM101", "error", path, message, fix))
         return ds_config
 
-    def other(self, name: object, file: Path, ranks: int | None = None) -> Config | None:
+    def other(self, name: object, file: Path, **facts: Any) -> Config | None:
         """Checks and returns the DeepSpeed configuration that *file* names; None where there is none."""
         named_file = _find_beside(file, name)
         if named_file is None:
             return None
-        self.file(named_file, named=True, ranks=ranks)
+        self.file(named_file, named=True, **facts)
         return _read_beside(file, name)
 
     def script(self, script: scripts.Script, file: Path) -> None:
         """Checks a script, and the configurations in it."""
         self.scripts.append(script)
-        checks = (scripts, training_loop, fsdp_scripts, one_rank, loaders)
+        checks = (scripts, fsdp_scripts, one_rank, loaders)
         for test in (test for module in checks for test in module.CHECKS):
             self.problems += test(script)
         self.problems += fsdp_scripts.bf16_device(script, self.machine)
@@ -427,10 +435,14 @@ class _Run:
             for fsdp_check in fsdp_options.OF_TRAINER:
                 self.problems += fsdp_check(fsdp)
         for source, call in scripts.deepspeed_configs(script):
-            config = self.other(source, file) if isinstance(source, str) else source
+            is_engine = call.name == "deepspeed.initialize"
+            if isinstance(source, str):
+                config = self.other(source, file, is_filled=not is_engine)
+            else:
+                config = replace(source, is_filled=not is_engine)
             if config is None:
                 continue
-            if stage_of(config) == 3 and call.name == "deepspeed.initialize":
+            if stage_of(config) == 3 and is_engine:
                 self.sharded.add(script.file)
             if not isinstance(source, str):
                 for check_one in deepspeed.CHECKS:
@@ -454,16 +466,6 @@ class _Run:
             message, fix = not_json(section, call.short)
             self.problems.append(script.problem("ZM101", "error", call.node, message, fix))
         return section
-
-
-_Reader = Callable[[_Run, Path, str, bool, "int | None"], "Config | None"]
-
-READERS: dict[str, _Reader] = {
-    "json": _Run.read_config,
-    "yaml": _Run.read_config,
-    "python": _Run.read_script,
-}
-"""Dialect of a file -> the function that parses and checks a file of that dialect."""
 
 
 def _find_beside(file: Path, name: object) -> Path | None:

@@ -7,9 +7,9 @@ one function, and one line in :data:`CHECKS`.
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from zeromon.check.flow import LOOPS, Flow, read_flow
+from zeromon.check.flow import LOOPS, Flow, Store, read_flow
 from zeromon.check.problem import AUTO, Config, Path, Problem, parse_number
 
 FRAMEWORKS = (
@@ -30,6 +30,9 @@ NONEXISTENT = {
 
 _MAX_KEYS = 2000
 """A configuration has fewer keys; a script may refer to dicts so that they have endlessly many."""
+
+
+Node = TypeVar("Node", bound=ast.AST)
 
 
 class Unknown:
@@ -107,6 +110,10 @@ class Script:
             return node.value
         return dotted_name(node, self.names) or UNKNOWN if node is not None else UNKNOWN
 
+    def nodes(self, kind: type[Node]) -> Iterator[Node]:
+        """Yields all nodes of a type, in the order of :func:`ast.walk`."""
+        return (node for node in ast.walk(self.tree) if isinstance(node, kind))
+
     def name_of(self, node: ast.expr) -> str:
         """Returns the dotted name of a framework that *node* is; else ""."""
         return dotted_name(node, self.names)
@@ -182,14 +189,15 @@ def _framework_calls(tree: ast.Module, names: Mapping[str, str]) -> Iterator[Cal
 
 def is_training(script: Script) -> bool:
     """Returns whether the script uses anything that the checks know."""
-    shorts = {call.short for call in script.calls}
-    trains = any(is_arguments(call) for call in script.calls)
-    wraps = shorts & {*WRAPPERS, "MixedPrecision", "MixedPrecisionPolicy", "FullStateDictConfig"}
+    names = {
+        *WRAPPERS, "MixedPrecision", "MixedPrecisionPolicy", "FullStateDictConfig", "HfDeepSpeedConfig",
+        "DeepSpeedStrategy",
+    }  # fmt: skip
     starts = any(
-        call.name == "deepspeed.initialize" or call.short in ("HfDeepSpeedConfig", "DeepSpeedStrategy")
+        call.short in names or call.name == "deepspeed.initialize" or is_arguments(call)
         for call in script.calls
     )
-    return bool(trains or wraps or starts or any(_nonexistent_names(script)))
+    return starts or any(_nonexistent_names(script))
 
 
 # ---- configurations inside scripts ----------------------------------------------------------------
@@ -243,94 +251,80 @@ def _config_nodes(script: Script) -> Iterator[tuple[Call, ast.expr | None]]:
 
 def config_at(script: Script, node: ast.expr) -> Config | str | None:
     """Returns the configuration of a dict that the script makes, or the path of a JSON file."""
-    positions: dict[Path, tuple[int, int]] = {(): (node.lineno, node.col_offset + 1)}
-    data = _read_dict(script, node, (), positions)
+    reader = _DictReader(script, {(): (node.lineno, node.col_offset + 1)})
+    data = reader.read(node, ())
     if data is not None:
-        return Config(file=script.file, data=data, places=positions, dialect=script.dialect)
+        return Config(file=script.file, data=data, places=reader.positions, dialect=script.dialect)
     value = script.value(node)
     return value if isinstance(value, str) and value.endswith(".json") else None
 
 
-def _read_dict(
-    script: Script, node: ast.expr, path: Path, positions: dict[Path, tuple[int, int]], depth: int = 12
-) -> dict[str, Any] | None:
-    """Returns a dict as data, :data:`COMPUTED` for computed values; None where *node* is no known dict.
+@dataclass(frozen=True, slots=True)
+class _DictReader:
+    """Reads a dict that a script makes as data, :data:`COMPUTED` for computed values.
 
     A dict is a display, a call of ``dict``, a union, a variable with what is assigned to its keys, a
     copy, or what a function of the file returns.
     """
-    if depth == 0 or len(positions) > _MAX_KEYS:
-        return None
-    if isinstance(node, ast.Dict):
-        items = list(zip(node.keys, node.values, strict=True))
-        return _read_display(script, items, path, positions, depth - 1)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _read_display(script, ((None, node.left), (None, node.right)), path, positions, depth - 1)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
-        keywords = [(_keyword_key(keyword), keyword.value) for keyword in node.keywords]
-        items = [*((None, arg) for arg in node.args), *keywords]
-        return _read_display(script, items, path, positions, depth - 1)
-    sources = script.flow.step(node)
-    source = sources[0] if len(sources) == 1 else None
-    if source is None or source is node:
-        return None
-    data = _read_dict(script, source, path, positions, depth - 1)
-    variable = script.flow.owner(node)
-    stores = script.flow.stores.get(variable, []) if variable is not None else []
-    for keys, value, target in stores if data is not None else ():
-        _apply_store(script, data, (path, keys), value, target, positions, depth - 1)
-    return data
 
+    script: Script
+    positions: dict[Path, tuple[int, int]]
 
-def _read_display(
-    script: Script,
-    items: Iterable[tuple[ast.expr | None, ast.expr]],
-    path: Path,
-    positions: dict[Path, tuple[int, int]],
-    depth: int,
-) -> dict[str, Any] | None:
-    data: dict[str, Any] = {}
-    for key, value in items:
-        if key is None:
-            merged = _read_dict(script, value, path, positions, depth)
-            if merged is None:
-                return None
-            data |= merged
-            continue
-        name = script.value(key)
-        if isinstance(name, str):
-            key_path = (*path, name)
-            positions[key_path] = key.lineno, key.col_offset + 1
-            section = _read_dict(script, value, key_path, positions, depth)
-            data[name] = _plain_value(script, value) if section is None else section
-    return data
+    def read(self, node: ast.expr, path: Path, depth: int = 12) -> dict[str, Any] | None:
+        """Returns the data of *node*; None where it is no known dict."""
+        if depth == 0 or len(self.positions) > _MAX_KEYS:
+            return None
+        if isinstance(node, ast.Dict):
+            return self._read_items(zip(node.keys, node.values, strict=True), path, depth - 1)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return self._read_items(((None, node.left), (None, node.right)), path, depth - 1)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
+            keywords = [(_keyword_key(keyword), keyword.value) for keyword in node.keywords]
+            return self._read_items([*((None, arg) for arg in node.args), *keywords], path, depth - 1)
+        sources = self.script.flow.step(node)
+        source = sources[0] if len(sources) == 1 else None
+        if source is None or source is node:
+            return None
+        data = self.read(source, path, depth - 1)
+        variable = self.script.flow.owner(node)
+        stores = self.script.flow.stores.get(variable, []) if variable is not None else []
+        for store in stores if data is not None else ():
+            self._apply_store(data, path, store, depth - 1)
+        return data
+
+    def _read_items(
+        self, items: Iterable[tuple[ast.expr | None, ast.expr]], path: Path, depth: int
+    ) -> dict[str, Any] | None:
+        data: dict[str, Any] = {}
+        for key, value in items:
+            if key is None:
+                merged = self.read(value, path, depth)
+                if merged is None:
+                    return None
+                data |= merged
+            elif isinstance(name := self.script.value(key), str):
+                data[name] = self._read_value(value, (*path, name), key, depth)
+        return data
+
+    def _apply_store(self, data: dict[str, Any] | None, path: Path, store: Store, depth: int) -> None:
+        """Does ``data[keys...] = value``; a value that is not certain is :data:`COMPUTED`."""
+        for name in store.keys[:-1]:
+            below = data.get(name) if data is not None else None
+            data = below if isinstance(below, dict) else None
+        if data is not None and store.keys:
+            key_path = (*path, *store.keys)
+            data[store.keys[-1]] = self._read_value(store.value, key_path, store.place, depth)
+
+    def _read_value(self, node: ast.expr | None, path: Path, key: ast.expr, depth: int) -> Any:
+        self.positions[path] = key.lineno, key.col_offset + 1
+        if node is None:
+            return COMPUTED
+        section = self.read(node, path, depth)
+        return _plain_value(self.script, node) if section is None else section
 
 
 def _keyword_key(keyword: ast.keyword) -> ast.expr | None:
     return None if keyword.arg is None else ast.copy_location(ast.Constant(keyword.arg), keyword)
-
-
-def _apply_store(
-    script: Script,
-    data: dict[str, Any] | None,
-    keys: tuple[Path, Path],
-    value: ast.expr | None,
-    target: ast.expr,
-    positions: dict[Path, tuple[int, int]],
-    depth: int,
-) -> None:
-    """Does ``data[keys...] = value``; a value that is not certain is :data:`COMPUTED`."""
-    above, inner = keys
-    for name in inner[:-1]:
-        below = data.get(name) if data is not None else None
-        data = below if isinstance(below, dict) else None
-    if data is None or not inner:
-        return
-    key_path = (*above, *inner)
-    positions[key_path] = target.lineno, target.col_offset + 1
-    section = _read_dict(script, value, key_path, positions, depth) if value is not None else None
-    literal = COMPUTED if value is None else _plain_value(script, value)
-    data[inner[-1]] = literal if section is None else section
 
 
 def _plain_value(script: Script, node: ast.expr) -> Any:
@@ -371,12 +365,12 @@ def nonexistent_api(script: Script) -> Iterator[Problem]:
 
 def names_key(script: Script, key: str) -> bool:
     """Returns whether *script* has *key* as a text, and so may set it in a configuration."""
-    return any(isinstance(node, ast.Constant) and node.value == key for node in ast.walk(script.tree))
+    return any(node.value == key for node in script.nodes(ast.Constant))
 
 
-def calls_of(script: Script, short: str) -> list[Call]:
-    """Returns the calls of the function or class with the last name *short*."""
-    return [call for call in script.calls if call.short == short]
+def calls_of(script: Script, *names: str) -> list[Call]:
+    """Returns the calls of functions and classes with the last names *names*, in their order."""
+    return [call for name in names for call in script.calls if call.short == name]
 
 
 def is_open(call: Call) -> bool:
@@ -423,31 +417,34 @@ def _may_be_a_part(script: Script, call: Call) -> bool:
 
 def fp32_reduction(script: Script) -> Iterator[Problem]:
     """Yields reduction of gradients in fp32 with parameters in a lower precision."""
-    for name in ("MixedPrecision", "MixedPrecisionPolicy"):
-        for call in calls_of(script, name):
-            low = script.value(script.argument(call, "param_dtype", 0))
-            node = script.argument(call, "reduce_dtype", 1)
-            high = script.value(node)
-            lowers = low in ("torch.bfloat16", "torch.float16", "torch.half")
-            if node is not None and lowers and high in ("torch.float32", "torch.float"):
-                message = "gradients are reduced in fp32: twice the bytes on the wire"
-                fix = f"reduce_dtype={low}, if the loss stays as it is"
-                yield script.problem("ZM208", "info", node, message, fix, "reduce_dtype")
+    for call in calls_of(script, "MixedPrecision", "MixedPrecisionPolicy"):
+        low = script.value(script.argument(call, "param_dtype", 0))
+        node = script.argument(call, "reduce_dtype", 1)
+        lowers = low in ("torch.bfloat16", "torch.float16", "torch.half")
+        if node is not None and lowers and script.value(node) in ("torch.float32", "torch.float"):
+            message = "gradients are reduced in fp32: twice the bytes on the wire"
+            fix = f"reduce_dtype={low}, if the loss stays as it is"
+            yield script.problem("ZM208", "info", node, message, fix, "reduce_dtype")
+
+
+_COSTLY = (
+    ("limit_all_gathers", 12, False, "ZM209", "limit_all_gathers=True",
+     "limit_all_gathers=False lets all-gathers run ahead, and memory with them"),
+    ("backward_prefetch", 5, None, "ZM304", "backward_prefetch=BackwardPrefetch.BACKWARD_PRE",
+     "without prefetch no all-gather of backward overlaps computation"),
+    ("sharding_strategy", 2, "ShardingStrategy.NO_SHARD", "ZM104",
+     "DistributedDataParallel(model)", "NO_SHARD is deprecated: it is DDP, with FSDP's cost"),
+)  # fmt: skip
+"""Argument of FSDP1, its position, a costly value, code, fix, message."""
 
 
 def fsdp_arguments(script: Script) -> Iterator[Problem]:
-    """Yields FSDP1 without ``limit_all_gathers``, and without backward prefetch."""
+    """Yields arguments of FSDP1 that cost memory or time."""
     for call in calls_of(script, FSDP):
-        node = script.argument(call, "limit_all_gathers", 12)
-        if node is not None and script.value(node) is False:
-            message = "limit_all_gathers=False lets all-gathers run ahead, and memory with them"
-            fix = "limit_all_gathers=True"
-            yield script.problem("ZM209", "warning", node, message, fix, "limit_all_gathers")
-        node = script.argument(call, "backward_prefetch", 5)
-        if node is not None and script.value(node) is None:
-            message = "without prefetch no all-gather of backward overlaps computation"
-            fix = "backward_prefetch=BackwardPrefetch.BACKWARD_PRE"
-            yield script.problem("ZM304", "warning", node, message, fix, "backward_prefetch")
+        for name, position, value, code, fix, message in _COSTLY:
+            node = script.argument(call, name, position)
+            if node is not None and str(script.value(node)).endswith(str(value)):
+                yield script.problem(code, "warning", node, message, fix, name)
 
 
 def bucket_size(script: Script) -> Iterator[Problem]:
@@ -469,10 +466,8 @@ def full_state_dict(script: Script) -> Iterator[Problem]:
             if str(kind).endswith("StateDictType.FULL_STATE_DICT") and config is None:
                 yield _whole_state_problem(script, call)
         elif call.short == "FullStateDictConfig" and not is_open(call):
-            settings = [
-                script.argument(call, "offload_to_cpu", 0),
-                script.argument(call, "rank0_only", 1),
-            ]
+            names = ("offload_to_cpu", "rank0_only")
+            settings = [script.argument(call, name, n) for n, name in enumerate(names)]
             if any(node is None or script.value(node) is False for node in settings):
                 yield _whole_state_problem(script, call)
 

@@ -74,7 +74,7 @@ class Arguments:
 
     def origin(self, name: str) -> str:
         """Returns ``here`` for a stated argument, and ``by default`` for any other."""
-        return "here" if any(part in self.stated for part in name.split(" and ")) else "by default"
+        return "here" if any(n in self.stated for n in name.split(" and ")) else "by default"
 
 
 def script_arguments(script: Script, call: Call) -> Arguments:
@@ -259,7 +259,7 @@ def replaced_kinds(arguments: Arguments, config: Config) -> Iterator[Problem]:
 
 def whole_batch(arguments: Arguments, config: Config, ranks: int | None) -> Iterator[Problem]:
     """Yields a fixed train_batch_size that is, or may be, other than the one that Trainer calculates."""
-    total = parse_whole(config.get("train_batch_size"))
+    total = config.whole("train_batch_size")
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     micro, steps = (parse_whole(arguments.get(name)) for name in names)
     if not total or not micro or not steps:

@@ -1,9 +1,10 @@
 """Checks of settings that contradict each other, or have no effect."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from zeromon.check.deepspeed.fields import ZERO, has_auto, precision_of, stage_of
+from zeromon.check.deepspeed.fields import ZERO, fills_autos, precision_of, stage_of
 from zeromon.check.problem import (
     AUTO,
     Config,
@@ -12,8 +13,6 @@ from zeromon.check.problem import (
     Problem,
     is_on,
     load_schema,
-    parse_number,
-    parse_whole,
     without_effect,
 )
 
@@ -74,7 +73,7 @@ def two_names(config: Config, _: Machine) -> Iterator[Problem]:
         if "alias" in field and config.has(ZERO, name) and config.has(ZERO, field["alias"]):
             message = f"{name} and {field['alias']} are one setting, and DeepSpeed refuses both"
             yield config.problem("ZM105", "error", (ZERO, name), message, f"remove {name}")
-    if is_on(config.get(ZERO, "legacy_stage1")):
+    if config.is_on(ZERO, "legacy_stage1"):
         message = "legacy_stage1 raises an exception: that stage 1 is gone since DeepSpeed 0.5.9"
         fix = "remove legacy_stage1"
         yield config.problem("ZM105", "error", (ZERO, "legacy_stage1"), message, fix)
@@ -85,12 +84,12 @@ def stage_conflicts(config: Config, _: Machine) -> Iterator[Problem]:
     stage = stage_of(config)
     if stage is None:
         return
-    ratio = parse_number(config.get(ZERO, "offload_optimizer", "ratio"))
+    ratio = config.number(ZERO, "offload_optimizer", "ratio")
     if ratio is not None and ratio < 1 and stage < 3:
         path: Path = (ZERO, "offload_optimizer", "ratio")
         message = f"a part of the optimizer is offloaded only at stage 3, and this is stage {stage}"
         yield config.problem("ZM105", "error", path, message, config.write("ratio", 1.0))
-    if is_on(config.get(ZERO, "compute_grad_norm")) is False and stage not in (1, 2):
+    if config.is_on(ZERO, "compute_grad_norm") is False and stage not in (1, 2):
         path = (ZERO, "compute_grad_norm")
         message = f"compute_grad_norm can be off only at stages 1 and 2, and this is stage {stage}"
         yield config.problem("ZM105", "error", path, message, "remove compute_grad_norm")
@@ -101,7 +100,7 @@ def stage_conflicts(config: Config, _: Machine) -> Iterator[Problem]:
             "ZM105", "error", path, message, config.write("gradient_allreduce_op", "mean")
         )
     for section, name in _NEED_ZERO:
-        if is_on(config.get(section, name)) and not stage:
+        if config.is_on(section, name) and not stage:
             message = f"{name} needs ZeRO stage 1, 2 or 3, and this is stage 0"
             fix = config.write(name, False)
             yield config.problem("ZM105", "error", (section, name), message, fix)
@@ -111,7 +110,7 @@ def bf16_needs(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields optimizer states in bf16 without master weights in bf16."""
     if stage_of(config) is None:
         return
-    if is_on(config.get("bf16", "bf16_optimizer_states")) and not is_on(
+    if config.is_on("bf16", "bf16_optimizer_states") and not is_on(
         config.get("bf16", "bf16_master_weights_and_grads")
     ):
         message = "bf16_optimizer_states needs bf16_master_weights_and_grads"
@@ -149,6 +148,64 @@ def _has_value(config: Config, name: str) -> bool:
     return value is not None
 
 
+def gradient_types(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields a type of accumulated gradients that DeepSpeed refuses without ZeRO."""
+    accum = config.get("data_types", "grad_accum_dtype")
+    dtype = next((name for name in ("bf16", "fp16") if precision_of(config, name)), None)
+    if stage_of(config) == 0 and dtype and accum in ("fp32", "bf16", "fp16") and accum != dtype:
+        path: Path = ("data_types", "grad_accum_dtype")
+        message = f"DeepSpeed refuses {dtype} with gradients in {accum} at stage 0"
+        yield config.change("ZM105", "error", path, message, dtype)
+
+
+_PEAKS = {"WarmupLR": "warmup_max_lr", "WarmupDecayLR": "warmup_max_lr",
+          "LRRangeTest": "lr_range_test_min_lr", "OneCycle": "cycle_max_lr"}  # fmt: skip
+"""Scheduler -> its parameter that replaces the learning rate of the optimizer."""
+
+
+_DEFAULT_RATE = 0.001
+"""Default of ``warmup_max_lr`` of WarmupDecayLR, and of ``lr_range_test_min_lr``."""
+
+
+def scheduler_rate(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields a scheduler whose learning rate, or whose default for it, replaces the optimizer's.
+
+    Defaults of ``lr_schedules.py``: WarmupLR takes the optimizer's rate, WarmupCosineLR a ratio of it.
+    """
+    kind, rate = str(config.get("scheduler", "type")), config.get("optimizer", "params", "lr")
+    path: Path = ("scheduler", "params", _PEAKS.get(kind, ""))
+    peak, lr = config.number(*path), config.number("optimizer", "params", "lr")
+    if kind in ("WarmupDecayLR", "LRRangeTest") and config.get(*path) is None and lr != _DEFAULT_RATE:
+        message = f"{path[-1]} is missing, and {kind} takes its default of {_DEFAULT_RATE}"
+        mine = (
+            f"the optimizer's lr of {lr:g}" if lr is not None else "the learning rate of the optimizer"
+        )
+        fix = f"give {path[-1]} the learning rate of the optimizer"
+        fix = config.write(path[-1], rate) if rate is not None else fix
+        yield config.problem("ZM105", "warning", path, f"{message}: {mine} is never used", fix)
+    low = config.number("scheduler", "params", "cycle_min_lr")
+    if peak is not None and lr is not None and lr not in (peak, low):
+        message = f"{path[-1]} is {peak:g}, and wins: the optimizer's lr of {lr:g} is never used"
+        fix = f"{config.write(path[-1], rate)}, or {config.write('lr', config.get(*path))}"
+        yield config.problem("ZM105", "warning", path, message, fix)
+
+
+def dead_paths(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields settings of an offload to NVMe beside an offload to the host, which never reads them."""
+    for name in ("offload_optimizer", "offload_param"):
+        folder = config.get(ZERO, name, "nvme_path")
+        if config.get(ZERO, name, "device") == "cpu" and folder not in (None, "", AUTO, "none"):
+            message = f"{name} goes to host memory, and nvme_path has no effect"
+            fix = f"{config.write('device', 'nvme')}, or remove nvme_path"
+            yield config.problem("ZM106", "info", (ZERO, name, "nvme_path"), message, fix)
+    # stage3.py reads it where it creates fp32 partitions of parameters that are on NVMe
+    devices = [config.get(ZERO, name, "device") for name in ("offload_optimizer", "offload_param")]
+    path = (ZERO, "offload_optimizer", "fast_init")
+    if config.is_on(*path) and AUTO not in devices and devices != ["nvme", "nvme"]:
+        message = "fast_init has no effect: it is for an optimizer and parameters that are both on NVMe"
+        yield config.problem("ZM106", "info", path, message, "remove fast_init")
+
+
 # ---- checks of the batch size and of checkpoints -------------------------------------------------
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -172,7 +229,7 @@ class _Batch(NamedTuple):
 
 def _batch_of(config: Config, machine: Machine) -> _Batch | None:
     """Returns the batch settings; None where a value is wrong, which :func:`wrong_values` reports."""
-    total, micro, steps = (parse_whole(config.get(name)) for name in BATCH)
+    total, micro, steps = (config.whole(name) for name in BATCH)
     if (total or 1) < 1 or (micro or 1) < 1 or (steps or 1) < 1:
         return None
     ranks = None if any(map(config.has, _OTHER_PARALLELISM)) else machine.devices or config.ranks
@@ -182,30 +239,20 @@ def _batch_of(config: Config, machine: Machine) -> _Batch | None:
 def batch_size(config: Config, machine: Machine) -> Iterator[Problem]:
     """Yields a train_batch_size other than micro-batch x accumulation x ranks, as DeepSpeed asserts."""
     batch = _batch_of(config, machine)
-    if batch is None:
+    if batch is None or not batch.total or AUTO in map(config.get, BATCH):
         return
-    total, micro, steps, ranks = batch
-    if not total:
-        return
-    if micro and steps:
-        size = micro * steps
-        if ranks and total != size * ranks:
-            product = f"{micro} x {steps} x {ranks} ranks is {size * ranks}"
-            message = f"train_batch_size is {total}, but {product}"
-            fix = config.write("train_batch_size", size * ranks)
-            yield config.problem("ZM602", "error", ("train_batch_size",), message, fix)
-        elif total % size:
-            message = f"train_batch_size of {total} is no multiple of {micro} x {steps} = {size}"
-            fix = config.write("train_batch_size", AUTO)
-            yield config.problem("ZM602", "error", ("train_batch_size",), message, fix)
-    elif ranks or micro or steps:
-        factor = (micro or 1) * (steps or 1) * (ranks or 1)
-        if total % factor and AUTO not in (config.get(name) for name in BATCH):
-            factors = [str(n) for n in (micro, steps) if n]
-            factors += [f"{ranks} ranks"] if ranks else []
-            message = f"train_batch_size of {total} is no multiple of {' x '.join(factors)}"
-            fix = config.write("train_batch_size", -(-total // factor) * factor)
-            yield config.problem("ZM602", "error", ("train_batch_size",), message, fix)
+    numbers = [number for number in batch[1:] if number]
+    size, total = math.prod(numbers), batch.total
+    factors = " x ".join(map(str, numbers)) + (" ranks" if batch.ranks else "")
+    if len(numbers) == 3 and total != size:
+        message = f"train_batch_size is {total}, but {factors} is {size}"
+        yield config.change("ZM602", "error", ("train_batch_size",), message, size)
+    elif total % size:
+        product = f"{factors} = {size}" if len(numbers) > 1 else factors
+        message = f"train_batch_size of {total} is no multiple of {product}"
+        fix = config.write("train_batch_size", -(-total // size) * size)
+        fix = "remove train_batch_size" if batch.micro and batch.steps else fix  # which give it
+        yield config.problem("ZM602", "error", ("train_batch_size",), message, fix)
 
 
 def missing_batch(config: Config, machine: Machine) -> Iterator[Problem]:
@@ -213,8 +260,7 @@ def missing_batch(config: Config, machine: Machine) -> Iterator[Problem]:
     if _batch_of(config, machine) is None or not isinstance(config.get(ZERO), Mapping):
         return
     if not any(config.get(name) is not None for name in BATCH[:2]):
-        # "auto", or an accelerate file that names this one, shows that accelerate fills it in
-        size = AUTO if has_auto(config) or config.ranks else 1
+        size = AUTO if fills_autos(config) else 1
         fix = config.write("train_micro_batch_size_per_gpu", size)
         steps = BATCH[2:]
         yield config.problem("ZM602", "warning", steps if config.has(*steps) else (), NO_BATCH, fix)

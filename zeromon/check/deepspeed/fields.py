@@ -1,6 +1,8 @@
 """Checks of names and values against DeepSpeed's own models."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from zeromon.check.problem import (
@@ -218,9 +220,9 @@ def _out_of_range(config: Config) -> Iterator[Problem]:
         if value not in (None, AUTO) and str(value).lower() not in ("fp16", "bf16", "fp32"):
             message = f"{name} must be fp16, bf16 or fp32, not {_value_text(value)}"
             yield config.problem("ZM103", "error", (name,), message, config.write(name, "bf16"))
-    if precision_of(config, "fp16") and not parse_number(config.get("fp16", "loss_scale", default=0)):
+    if precision_of(config, "fp16") and not config.number("fp16", "loss_scale", default=0):
         for name in ("loss_scale_window", "min_loss_scale"):
-            value = parse_number(config.get("fp16", name))
+            value = config.number("fp16", name)
             if value is not None and value <= 0:
                 message = f"fp16.{name} must be more than 0 where the loss scale is dynamic"
                 default = {"loss_scale_window": 1000, "min_loss_scale": 1}[name]
@@ -257,11 +259,11 @@ def deprecated_names(config: Config, _: Machine) -> Iterator[Problem]:
         if "deprecated" in field and config.has(ZERO, name):
             new, fix = field["deprecated"], f"remove {name}"
             message = f"{name} is deprecated: DeepSpeed's name for it is {new}"
-            is_off = name in _OLD_OFFLOADS and is_on(config.get(ZERO, name)) is False
+            is_off = name in _OLD_OFFLOADS and config.is_on(ZERO, name) is False
             if not config.has(ZERO, new) and not is_off:  # DeepSpeed refuses both
                 fix = set_instead(name, _new_setting(config, name, new))
             yield config.problem("ZM104", "warning", (ZERO, name), message, fix)
-    if (parse_number(config.get("optimizer", "params", "max_grad_norm")) or 0) > 0:
+    if (config.number("optimizer", "params", "max_grad_norm") or 0) > 0:
         path = ("optimizer", "params", "max_grad_norm")
         message = "DeepSpeed does not support max_grad_norm as a parameter of the optimizer"
         fix = config.write("gradient_clipping", config.get(*path)) + " at the top"
@@ -280,6 +282,93 @@ def _new_setting(config: Config, old: str, new: str) -> str:
         return f"{config.write('pin_memory', config.get(ZERO, old))} in {new}"
     fields = load_schema()["deepspeed"]["sections"][ZERO]["fields"]
     return config.write(fields.get(new, {}).get("alias", new), config.get(ZERO, old))
+
+
+# ---- the optimizer and the scheduler that DeepSpeed makes -----------------------------------------
+
+_ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
+
+
+_OTHER_NAMES = {"learning_rate": "lr", "beta": "betas", "epsilon": "eps", "wd": "weight_decay"}
+
+
+def unknown_optimizer(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields an optimizer that neither DeepSpeed nor torch has, and parameters that it refuses."""
+    library = load_schema()["deepspeed"]
+    path: Path = ("optimizer", "type")
+    kind = config.get(*path)
+    if not isinstance(kind, str):
+        return
+    if kind.lower() in _ONE_BIT:
+        yield from _one_bit_optimizer(config, kind)
+        return
+    optimizers, torch = library["optimizers"], library["torch_optimizers"]
+    if kind.lower() not in optimizers and kind not in torch:
+        every = {name.lower(): name for name in (*optimizers, *torch)}
+        # DeepSpeed makes FusedAdam and DeepSpeedCPUAdam of the type Adam
+        family = re.sub(r"^(deepspeed)?(fused|cpu)", "", kind.lower())
+        matches = get_close_matches(family, every, 1, 0.6)
+        fix = f"did you mean {every[matches[0]]}?" if matches else f"one of {', '.join(torch)}"
+        message = f"there is no optimizer {kind} in DeepSpeed {library['version']} or torch.optim"
+        yield config.problem("ZM103", "error", path, message, fix)
+        return
+    accepted = optimizers[kind.lower()] if kind.lower() in optimizers else torch[kind]
+    # None: the optimizer is of a package of its own, whose parameters are unknown
+    if accepted is not None:
+        # fields.deprecated_names reports max_grad_norm, with the setting that replaces it
+        yield from _refused_parameters(config, "optimizer", kind, {*accepted, "max_grad_norm"})
+
+
+def _one_bit_optimizer(config: Config, kind: str) -> Iterator[Problem]:
+    stage = stage_of(config)
+    if stage:
+        message = f"{kind} is not compatible with ZeRO, and this is stage {stage}"
+    else:
+        message = f"DeepSpeed {load_schema()['deepspeed']['version']} no longer has {kind}"
+    fix, accepted = config.write("type", "AdamW"), load_schema()["deepspeed"]["optimizers"]["adamw"]
+    refused = [name for name in config.section("optimizer", "params") if name not in accepted]
+    fix = set_instead(join_names(refused), fix) if refused else fix
+    yield config.problem("ZM105", "error", ("optimizer", "type"), message, fix)
+
+
+def unknown_scheduler(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields an unknown scheduler, and parameters that a scheduler needs or refuses."""
+    schedulers = load_schema()["deepspeed"]["schedulers"]
+    path: Path = ("scheduler", "type")
+    kind = config.get(*path)
+    if not isinstance(kind, str):
+        return
+    if kind not in schedulers:
+        fix = did_you_mean(kind, schedulers) or "one of WarmupLR, WarmupDecayLR, OneCycle"
+        message = f"DeepSpeed does not recognize the scheduler {kind}"
+        yield config.problem("ZM103", "error", path, message, fix)
+        return
+    params = config.section("scheduler", "params")
+    missing = [name for name in schedulers[kind]["required"] if name not in params]
+    if missing:
+        message = f"{kind} needs {join_names(missing)}"
+        fix = " and ".join(config.write(name, "auto") for name in missing) + " in params"
+        fix = f"{fix} with transformers, else a number" if missing == ["total_num_steps"] else "add it"
+        yield config.problem("ZM103", "error", path, message, fix)
+    elif not isinstance(config.get("scheduler", "params"), Mapping):
+        message = f"{kind} has no section params, and DeepSpeed refuses that"
+        fix = f'"params": {{{config.write("warmup_num_steps", 100)}}}'
+        yield config.problem("ZM103", "error", path, message, fix)
+    yield from _refused_parameters(config, "scheduler", kind, schedulers[kind]["all"])
+
+
+def _refused_parameters(
+    config: Config, section: str, kind: str, accepted: Collection[str]
+) -> Iterator[Problem]:
+    """Yields parameters that the constructor of *kind* does not have."""
+    for name in config.section(section, "params"):
+        if str(name) not in accepted:
+            better = _OTHER_NAMES.get(str(name))
+            hint = f"did you mean {better}?" if better else did_you_mean(name, accepted)
+            message = f"{kind} has no parameter {name}, and refuses it"
+            yield config.problem(
+                "ZM102", "error", (section, "params", str(name)), message, hint or f"remove {name}"
+            )
 
 
 # ---- who reads a file ----------------------------------------------------------------------------
@@ -343,7 +432,7 @@ def hjson_file(config: Config, _: Machine) -> Iterator[Problem]:
         f"this is Hjson, not JSON ({config.refused.message}): DeepSpeed reads it, "
         "transformers and accelerate refuse it"
     )
-    severity = "error" if has_auto(config) else "info"
+    severity = "error" if open_autos(config) else "info"
     yield Problem(config.file, *position, "ZM101", severity, message, HJSON_FIX)
 
 
@@ -353,9 +442,9 @@ def open_autos(config: Config) -> list[Path]:
     return [path for path in paths if type(config.get(*path)) is str]
 
 
-def has_auto(config: Config) -> bool:
-    """Returns whether a value of *config* is "auto", which transformers or accelerate fills in."""
-    return any(True for _ in _auto_paths(config.data, ()))
+def fills_autos(config: Config) -> bool:
+    """Returns whether transformers or accelerate takes *config*: it has an "auto", or they name it."""
+    return config.is_filled or any(True for _ in _auto_paths(config.data, ()))
 
 
 def _auto_paths(data: Mapping[str, Any], path: Path) -> Iterator[Path]:

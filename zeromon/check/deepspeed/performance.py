@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 
 from zeromon.base.units import human_bytes
-from zeromon.check.deepspeed.fields import ZERO, precision_of, stage_of
-from zeromon.check.problem import Config, Machine, Problem, is_on, parse_number, set_instead
+from zeromon.check.deepspeed.fields import ZERO, fills_autos, precision_of, stage_of
+from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, is_on, parse_number, set_instead
 
 _MIN_BUCKET = 1_000_000
 _LARGE_SHARE = 0.1
@@ -17,12 +17,11 @@ def fp32_gradients(config: Config, _: Machine) -> Iterator[Problem]:
         return
     if str(config.get("communication_data_type", default="")).lower() == "fp32":
         message = "gradients are reduced in fp32: twice the bytes on the wire"
-        fix = config.write("communication_data_type", "bf16")
-        yield config.problem("ZM208", "info", ("communication_data_type",), message, fix)
+        yield config.change("ZM208", "info", ("communication_data_type",), message, "bf16")
     if config.get("data_types", "grad_accum_dtype") in ("fp32", "float32", "float"):
         message = "gradients are accumulated in fp32: twice their memory"
         path = ("data_types", "grad_accum_dtype")
-        yield config.problem("ZM208", "info", path, message, config.write(path[-1], "bf16"))
+        yield config.change("ZM208", "info", path, message, "bf16")
 
 
 def overlap_comm(config: Config, machine: Machine) -> Iterator[Problem]:
@@ -32,7 +31,7 @@ def overlap_comm(config: Config, machine: Machine) -> Iterator[Problem]:
     absent = config.get(*path) is None and stage in (1, 2)
     # One rank reduces nothing
     is_single = (machine.devices or config.ranks) == 1
-    if not stage or is_single or not (absent or is_on(config.get(*path)) is False):
+    if not stage or is_single or not (absent or config.is_on(*path) is False):
         return
     fix = config.write("overlap_comm", True)
     if stage == 3:
@@ -42,7 +41,7 @@ def overlap_comm(config: Config, machine: Machine) -> Iterator[Problem]:
         )
         yield config.problem("ZM302", "info", path, message, fix)
         return
-    size = parse_number(config.get(ZERO, "reduce_bucket_size", default=5e8))
+    size = config.number(ZERO, "reduce_bucket_size", default=5e8)
     price = f" of {human_bytes(size * 2)}" if size else ""
     state = "missing, and off by default" if absent else "off"
     message = f"overlap_comm is {state}: at stage {stage} backward waits for the reduction of gradients"
@@ -57,10 +56,10 @@ def bucket_size(config: Config, machine: Machine) -> Iterator[Problem]:
     sizes = {"reduce_bucket_size": 5e8}
     if stage < 3:
         sizes["allgather_bucket_size"] = 5e8
-    overlaps = is_on(config.get(ZERO, "overlap_comm")) and stage < 3
+    overlaps = config.is_on(ZERO, "overlap_comm") and stage < 3
     for name, default in sizes.items():
         path = (ZERO, name)
-        size = parse_number(config.get(*path, default=default))
+        size = config.number(*path, default=default)
         if size is None or size <= 0:
             continue
         if size < _MIN_BUCKET:
@@ -86,14 +85,14 @@ def fp16_with_zero3(config: Config, _: Machine) -> Iterator[Problem]:
 
 def loss_scale(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields loss scaling that is fixed, starts too high, or changes too fast."""
-    section = config.section("fp16")
-    if not section or precision_of(config, "fp16") is False:
+    section, is_enabled = config.section("fp16"), precision_of(config, "fp16")
+    if not section or is_enabled is False:
         return
+    severity = "warning" if is_enabled else "info"  # "auto" may turn fp16 off
     fixed = parse_number(section.get("loss_scale", 0))
     if fixed is not None and fixed > 0:
         message = f"the loss scale is fixed at {fixed:g}: it does not follow an overflow"
-        fix = config.write("loss_scale", 0)
-        yield config.problem("ZM404", "warning", ("fp16", "loss_scale"), message, fix)
+        yield config.change("ZM404", severity, ("fp16", "loss_scale"), message, 0)
         return
     window, hysteresis = (
         parse_number(section.get(name)) or default
@@ -109,8 +108,7 @@ def loss_scale(config: Config, _: Machine) -> Iterator[Problem]:
         value = parse_number(section.get(name))
         if value is not None and is_bad(value):
             message = f"{name} of {value:g} {effect}"
-            fix = config.write(name, better)
-            yield config.problem("ZM404", "warning", ("fp16", name), message, fix)
+            yield config.change("ZM404", severity, ("fp16", name), message, better)
 
 
 def no_mixed_precision(config: Config, _: Machine) -> Iterator[Problem]:
@@ -123,7 +121,68 @@ def no_mixed_precision(config: Config, _: Machine) -> Iterator[Problem]:
         return
     message = "neither bf16 nor fp16 is enabled: parameters, gradients and messages are fp32"
     fix = f'"bf16": {{{config.write("enabled", True)}}}'
+    if fills_autos(config):  # a Trainer refuses another value than its argument's
+        fix = f'"bf16": {{{config.write("enabled", AUTO)}}} with bf16=True, or mixed_precision: bf16'
     yield config.problem("ZM405", "info", (ZERO, "stage"), message, fix)
+
+
+NO_BF16 = ("v100", "v100-16", "t4")
+"""Names of devices without units for bf16, as ``--gpu`` takes them."""
+
+
+def bf16_device(config: Config, machine: Machine) -> Iterator[Problem]:
+    """Yields bf16 on a device that emulates it."""
+    if machine.device in NO_BF16 and precision_of(config, "bf16"):
+        message = f"a {machine.device.upper()} has no units for bf16: it is emulated, and slow"
+        fix = set_instead("bf16", f'"fp16": {{{config.write("enabled", True)}}}')
+        yield config.problem("ZM406", "warning", ("bf16", "enabled"), message, fix)
+
+
+def missing_clipping(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields fp16 without a limit of the gradient norm."""
+    if precision_of(config, "fp16") and not config.get("gradient_clipping"):
+        message = (
+            "fp16 without gradient_clipping: gradient spikes are applied unclipped by DeepSpeed up to "
+            "0.18, and clipped at 1.0 by 0.19"
+        )
+        if config.has("gradient_clipping"):
+            message = "fp16 with gradient_clipping of 0: gradient spikes are applied unclipped"
+        fix = config.write("gradient_clipping", 1.0)
+        yield config.problem("ZM407", "info", ("fp16", "enabled"), message, fix)
+
+
+_LARGE_PREFETCH = 500_000_000
+"""Ten times DeepSpeed's default of ``stage3_prefetch_bucket_size``."""
+
+
+def large_prefetch(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields a prefetch of ten times the default: elements, not bytes."""
+    path = (ZERO, "stage3_prefetch_bucket_size")
+    size = config.number(*path)
+    if stage_of(config) == 3 and size is not None and size >= _LARGE_PREFETCH:
+        memory = human_bytes(2 * size)
+        message = f"{size:,.0f} elements are gathered ahead, {memory} in half precision"
+        yield config.change("ZM303", "info", path, message, 50_000_000)
+
+
+def gradient_layout(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields gradients that are not contiguous, or all-reduced where each rank needs its part only."""
+    stage = stage_of(config)
+    if not stage:
+        return
+    path: Path = (ZERO, "contiguous_gradients")
+    # Below stage 3 DeepSpeed itself turns contiguous_gradients on with an offloaded optimizer
+    offloads = config.get(ZERO, "offload_optimizer", "device") in ("cpu", "nvme")
+    if config.is_on(*path) is False and not (stage < 3 and offloads):
+        message = "gradients stay where backward allocates them, which fragments the memory"
+        yield config.change("ZM205", "info", path, message, True)
+    path = (ZERO, "reduce_scatter")
+    if config.is_on(*path) is False:
+        message = "every rank receives all gradients, of which it needs its own part: twice the bytes"
+        fix = config.write(path[-1], True)
+        if stage < 3:  # reduce_scatter alone all-reduces whole buckets there
+            fix += f" and {config.write('use_multi_rank_bucket_allreduce', False)}"
+        yield config.problem("ZM319", "warning", path, message, fix)
 
 
 # ---- offload --------------------------------------------------------------------------------------
