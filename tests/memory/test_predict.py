@@ -19,15 +19,13 @@ from zeromon.memory.predict import (
     During,
     MemoryBreakdown,
     Term,
-    communication_bytes,
     head_activation_bytes,
     layer_activation_bytes,
     memory_of,
-    paper_step_bytes,
-    sent_step_bytes,
     sequences_that_fit,
     transformer_activations,
 )
+from zeromon.memory.sent import communication_bytes, paper_step_bytes, sent_step_bytes
 from zeromon.memory.spec import (
     OPTIMIZERS,
     ModelSpec,

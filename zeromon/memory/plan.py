@@ -14,13 +14,10 @@ from zeromon.memory.predict import (
     Batch,
     During,
     MemoryBreakdown,
-    SentBytes,
     Term,
     autocast_copy_terms,
     memory_of,
-    paper_step_bytes,
     quantization_terms,
-    sent_step_bytes,
     sequences_that_fit,
     state_bytes,
     stored_bytes_per_param,
@@ -34,6 +31,7 @@ from zeromon.memory.reconcile import (
     with_micro_steps,
 )
 from zeromon.memory.seconds import StepTime, forward_pass_flops, step_time
+from zeromon.memory.sent import SentBytes, paper_step_bytes, sent_step_bytes
 from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, Transformer, Unit, ZeroStage
 from zeromon.memory.speeds import (
     DEVICES,

@@ -16,15 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 
-from zeromon.memory.predict import (
-    INT4_BYTES,
-    Batch,
-    gathered_itemsize,
-    grad_exchange,
-    kept_for_backward,
-    on_host_share,
-    state_bytes,
-)
+from zeromon.memory.predict import Batch, kept_for_backward, on_host_share, state_bytes
+from zeromon.memory.sent import INT4_BYTES, gathered_itemsize, grad_exchange
 from zeromon.memory.spec import ROOT, ModelSpec, ShardPlan, Sizes, ZeroStage
 
 UNITS = 32
@@ -360,7 +353,7 @@ def _reduces_beside_compute(plan: ShardPlan, hides: Hides) -> bool:
 def _reduce_seconds(numel: float, plan: ShardPlan, r: Rates) -> float:
     """Returns the seconds of the reduction of *numel* gradients, between copies of the model, too.
 
-    An all-reduce is a reduce-scatter and an all-gather; see :func:`predict.sent_step_bytes`.
+    An all-reduce is a reduce-scatter and an all-gather; see :func:`~zeromon.memory.sent.sent_step_bytes`.
     """
     n = plan.shard_ranks if plan.stage else plan.ranks
     if (exchange := grad_exchange(plan)) is not None:
