@@ -353,7 +353,7 @@ def _reduces_beside_compute(plan: ShardPlan, hides: Hides) -> bool:
 def _reduce_seconds(numel: float, plan: ShardPlan, r: Rates) -> float:
     """Returns the seconds of the reduction of *numel* gradients, between copies of the model, too.
 
-    An all-reduce is a reduce-scatter and an all-gather; see :func:`~zeromon.memory.sent.sent_step_bytes`.
+    An all-reduce is a reduce-scatter and an all-gather; see :func:`sent.sent_step_bytes`.
     """
     n = plan.shard_ranks if plan.stage else plan.ranks
     if (exchange := grad_exchange(plan)) is not None:
