@@ -100,7 +100,7 @@ def script_problems(script: Script, machine: Machine) -> Iterator[Problem]:
     call, node = min(offloads, key=lambda pair: pair[1].lineno)
     strategy = str(script.value(script.argument(call, "sharding_strategy", 2))).rpartition(".")[2]
     lowers = any(c.short in ("MixedPrecision", "MixedPrecisionPolicy") for c in script.calls)
-    # As accelerate would be told
+    # As accelerate's file would say it
     options = {"fsdp_version": 1 if call.short == FSDP else 2, "fsdp_offload_params": True,
                "fsdp_sharding_strategy": strategy}  # fmt: skip
     data = {"distributed_type": "FSDP", "mixed_precision": "bf16" if lowers else "no",

@@ -120,7 +120,7 @@ class Transformer:
     capped_scores: bool = False
     """Scores and logits pass a tanh, whose result is kept (Gemma 2)."""
     has_fused_attention: bool = True
-    """transformers computes this model's attention by SDPA unless told otherwise."""
+    """transformers computes this model's attention by SDPA by default."""
     fused_values: bool = False
     """Values are a view of the projection of queries, keys and values, which is kept whole."""
     copied_output: bool = False

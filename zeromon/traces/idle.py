@@ -7,7 +7,7 @@ compares microseconds); else *other*. Of a stream, *other* is divided by the eve
 ended last in the gap: *communication*, *streams* (another kernel or a copy) or none. A gap of the whole
 device is time in which no stream has an event.
 
-A *host* gap is told by what the thread that launches was in meanwhile: the innermost annotation, as that
+A *host* gap has the name of what the launching thread was in then: the innermost annotation, as that
 of the DataLoader, the outermost operator, or a call of the runtime that blocks.
 
 The queue of a stream (``get_queue_length_time_series``) is what the host has launched and the device has
