@@ -40,11 +40,11 @@ from judge import Line, Mark, accusations, flips, judge, judge_live, share  # no
 from served import bearer, get  # noqa: E402
 from support import PROGRAMS, TORCHRUN, ZEROMON, clean_environment, free_port  # noqa: E402
 from vgpu.environment import Environment, find  # noqa: E402
-from vgpu.machine import write_machine  # noqa: E402
 
 from zeromon.base.errors import ZeromonError  # noqa: E402
 from zeromon.readout.verdict import judge_run  # noqa: E402
 from zeromon.storage.run_store import decode_snapshot  # noqa: E402
+from zeromon_vgpu.machine import write_machine  # noqa: E402
 
 LASTS_SECONDS = 10.0
 """How long a run that ends by itself goes on after its fault."""

@@ -11,9 +11,9 @@ import pytest
 from support import FORKED, LAUNCH, Node, Result, free_port
 
 from vgpu.environment import CUDA_12, DEFAULT, NEWEST, Environment, Missing, find
-from vgpu.machine import Fault, write_machine
 from vgpu.truth import Timeline
 from zeromon.snapshot import RunSnapshot
+from zeromon_vgpu.machine import Fault, write_machine
 
 HERE = Path(__file__).resolve().parent
 SHORT_DUMP = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}

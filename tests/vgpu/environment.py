@@ -22,16 +22,15 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests"))
 
-from vgpu.build import build  # noqa: E402
+from zeromon_vgpu.build import build  # noqa: E402
 
 HOME = Path(os.environ.get("VGPU_HOME", ROOT / "build" / "vgpu"))
 """Where the environments are."""
 DEFAULT, NEWEST = "2.13.0", "2.15.0"
 CUDA_12 = "2.9.1"
 """A version whose wheel on PyPI is built with CUDA 12."""
-ARITHMETIC = (
-    'import os; os.environ.get("VGPU_ARITHMETIC")'
-    ' and __import__("vgpu.arithmetic").arithmetic.enable_on_import()\n'
+STARTUP = (
+    'import os; os.environ.get("VGPU_DIR") and __import__("zeromon_vgpu.startup").startup.begin()\n'
 )
 """A line that each Python of the environment runs when it starts."""
 
@@ -74,7 +73,8 @@ class Environment:
     def variables(self, run: Path) -> dict[str, str]:
         """What a process needs to find the virtual machine of the run in that folder."""
         return {
-            "LD_LIBRARY_PATH": str(self.libraries),
+            "VGPU_LIBRARIES": str(self.libraries),
+            "LD_LIBRARY_PATH": str(self.libraries),  # for what runs without our start-up line
             "TRITON_LIBCUDA_PATH": str(self.libraries),  # which it asks ldconfig for otherwise
             "VGPU_DIR": str(run),
             "DS_IGNORE_CUDA_DETECTION": "1",
@@ -86,6 +86,7 @@ class Environment:
             raise Missing("no g++ to build the virtual device with (apt-get install g++)")
         if not (self.site / "torch" / "version.py").exists():
             self._install()
+        self._add_project()
         build(self.site / "torch", self.libraries)
         return self
 
@@ -96,9 +97,15 @@ class Environment:
         except Missing:
             shutil.rmtree(self.folder)
             raise
-        paths = [sysconfig.get_path("purelib"), str(ROOT / "tests")]
-        lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in paths) + ARITHMETIC
-        (self.site / "zz_project.pth").write_text(lines)
+
+    def _add_project(self) -> None:
+        """Makes the project's packages, and what torch needs besides, importable."""
+        paths = [sysconfig.get_path("purelib"), str(ROOT / "tests"), str(ROOT / "agents")]
+        lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in paths) + STARTUP
+        file = self.site / "zz_project.pth"
+        if not file.exists() or file.read_text() != lines:
+            file.unlink(missing_ok=True)
+            file.write_text(lines)
 
     def add_triton(self) -> Environment:
         """Installs the Triton that the wheel of torch names, for inductor, unless it is there."""

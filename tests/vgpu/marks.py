@@ -48,9 +48,3 @@ def unit(name: str) -> Iterator[None]:
     yield
     if model:
         model.vgpu_set_unit(b"")
-
-
-def drain() -> None:
-    """Waits until no bytes are left to move, whatever the clock says."""
-    if model := _model():
-        model.vgpu_drain()

@@ -17,7 +17,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests"))
 
 from vgpu.environment import DEFAULT, Missing, find  # noqa: E402
-from vgpu.machine import write_machine  # noqa: E402
+from zeromon_vgpu.machine import write_machine  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:

@@ -26,9 +26,9 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from vgpu.environment import DEFAULT, Environment, Missing, find  # noqa: E402
-from vgpu.machine import write_machine  # noqa: E402
 from vgpu.programs.train import Block  # noqa: E402
 from vgpu.truth import Timeline  # noqa: E402
+from zeromon_vgpu.machine import write_machine  # noqa: E402
 
 PAGE = ROOT / "docs" / "vgpu.md"
 BEGIN, END = "<!-- begin: tests/vgpu/table.py writes this table -->\n", "<!-- end -->\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vgpu.environment import ROOT, Environment
-from vgpu.machine import write_machine
+from zeromon_vgpu.machine import write_machine
 
 pytestmark = pytest.mark.vgpu
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vgpu.conftest import CudaRunner
-from vgpu.machine import GIB
+from zeromon_vgpu.machine import GIB
 
 pytestmark = pytest.mark.vgpu
 

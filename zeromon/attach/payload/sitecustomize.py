@@ -43,6 +43,11 @@ def _arm():
 
     if os.environ.get("ZEROMON_SHIM") != "1" or sys.version_info < (3, 10):
         return
+    if os.environ.get("VGPU_LIBRARIES"):  # a preflight: torch gets devices that are modelled
+        _load_package("zeromon_vgpu", "ZEROMON_AGENTS")
+        import zeromon_vgpu.startup
+
+        zeromon_vgpu.startup.begin()
     import time
 
     name = "torch.distributed.distributed_c10d"
@@ -90,24 +95,28 @@ def _arm():
 
 def _load_agent(c10d, torch_from_ns):
     """Loads the agent from where `zeromon run` has it, whatever this environment has installed."""
+    _load_package("zeromon", "ZEROMON_CORE")
+    _load_package("zeromon_agents", "ZEROMON_AGENTS")
+    import zeromon_agents.runtime.bootstrap
+
+    zeromon_agents.runtime.bootstrap.install(c10d, torch_from_ns)
+
+
+def _load_package(name, variable):
     import importlib.machinery
     import importlib.util
     import os
 
-    for name, variable in (("zeromon", "ZEROMON_CORE"), ("zeromon_agents", "ZEROMON_AGENTS")):
-        folder = os.environ.get(variable)
-        if name in sys.modules or not folder:
-            continue
-        spec = importlib.machinery.PathFinder.find_spec(name, [folder])
-        if spec is None:
-            raise ImportError("no %s in %s" % (name, folder))
-        package = importlib.util.module_from_spec(spec)
-        # Before it runs: its modules import each other by this name
-        sys.modules[name] = package
-        spec.loader.exec_module(package)
-    import zeromon_agents.runtime.bootstrap
-
-    zeromon_agents.runtime.bootstrap.install(c10d, torch_from_ns)
+    folder = os.environ.get(variable)
+    if name in sys.modules or not folder:
+        return
+    spec = importlib.machinery.PathFinder.find_spec(name, [folder])
+    if spec is None:
+        raise ImportError("no %s in %s" % (name, folder))
+    package = importlib.util.module_from_spec(spec)
+    # Before it runs: its modules import each other by this name
+    sys.modules[name] = package
+    spec.loader.exec_module(package)
 
 
 def _say(text):

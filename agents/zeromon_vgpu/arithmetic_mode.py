@@ -15,8 +15,7 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from vgpu.marks import drain
-
+_model = ctypes.CDLL("libvgpu.so")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _AS_THEY_ARE = {"c10d", "_c10d_functional", "prim", "profiler"}
 _NO_VALUES = torch.ops.aten.record_stream.default
@@ -136,7 +135,7 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
             return func(*args, **kwargs)
         if has_no_bytes((args, kwargs)):
             return func(*args, **kwargs)
-        drain()  # the CPU reads bytes at once: what is on its way must have come
+        _model.vgpu_drain()  # the CPU reads bytes at once: what is on its way must have come
         if func is _SCALAR:
             return func(*args, **kwargs)
         if has_size_by_value(func, args):
@@ -145,6 +144,6 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         made = func(*args, **kwargs)
         if has_no_bytes(made):
             return made
-        drain()
+        _model.vgpu_drain()
         fill(made, compute(func, args, kwargs))
         return made

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from vgpu.stubs import Needs, entry_points, exported, read_needs, stub_source, version_script
+from zeromon_vgpu.stubs import Needs, entry_points, exported, read_needs, stub_source, version_script
 
 SOURCES = Path(__file__).resolve().parent / "src"
 MODEL = ["cost", "machine", "memory", "schedule", "timeline"]
@@ -122,7 +121,3 @@ def build(torch: Path, out: Path) -> Path:
         _stand_in(library, sonames[library], needs, built, out)
     stamp.write_text(mark)
     return out
-
-
-if __name__ == "__main__":
-    print(build(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -1,0 +1,70 @@
+"""Brings the virtual device into a Python process: called when Python starts, long before torch.
+
+Reads ``VGPU_LIBRARIES`` (the folder of the stand-ins) and ``VGPU_ARITHMETIC``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class _AroundTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads the stand-ins before torch, and adapts torch once it has been imported."""
+
+    _real: Any
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            self._real, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._real.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        load_libraries(Path(os.environ["VGPU_LIBRARIES"]))
+        self._real.exec_module(module)
+        adapt(module)
+
+
+def begin() -> None:
+    """Prepares for the import of torch, once: arithmetic that is on twice would add in place twice."""
+    if "VGPU_LIBRARIES" in os.environ and not any(
+        isinstance(finder, _AroundTorch) for finder in sys.meta_path
+    ):
+        sys.meta_path.insert(0, _AroundTorch())
+
+
+def load_libraries(folder: Path) -> None:
+    """Loads the stand-ins, so that torch finds them by their sonames.
+
+    The run path of torch's libraries comes before ``LD_LIBRARY_PATH``, and leads to NVIDIA's own where
+    they are installed. The loader takes a library of a name that is loaded already.
+    """
+    for library in sorted(folder.glob("lib*.so*")):
+        ctypes.CDLL(str(library))
+
+
+def adapt(torch: Any) -> None:
+    """Turns off what the device has no model of: cuDNN, for which torch has kernels of its own."""
+    torch.backends.cudnn.enabled = False
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if os.environ.get("VGPU_ARITHMETIC"):
+        from zeromon_vgpu.arithmetic_mode import Arithmetic
+
+        Arithmetic().__enter__()
