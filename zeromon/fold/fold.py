@@ -26,6 +26,7 @@ from zeromon.fold.state import (
 )
 from zeromon.fold.steps import record_by_host
 from zeromon.ring.events import (
+    AllocatedPeak,
     BackwardComm,
     Bucket,
     Event,
@@ -116,6 +117,11 @@ def _fold_memory_sample(state: RankState, e: MemorySample) -> None:
     state.memory = e
     state.window.allocated = max(state.window.allocated, e.allocated_bytes)
     state.window.reserved = max(state.window.reserved, e.reserved_bytes)
+
+
+@folds_event(AllocatedPeak)
+def _fold_allocated_peak(state: RankState, e: AllocatedPeak) -> None:
+    state.allocated_peak = e
 
 
 @folds_event(MemoryPeak)

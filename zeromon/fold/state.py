@@ -16,6 +16,7 @@ from zeromon.fold.collective_stats import FAINT_NS, MIN_KNOWN, CollectiveStats, 
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
 from zeromon.ring.events import (
     Activity,
+    AllocatedPeak,
     Bucket,
     Counted,
     Event,
@@ -490,6 +491,7 @@ class RankState:
     """Peak of *unsharded_now*; -1 while no unit has reported its size."""
 
     memory: MemorySample | None = None
+    allocated_peak: AllocatedPeak | None = None
     memory_peak: MemoryPeak | None = None
     reserved_at_peak: int = 0
     """Reserved bytes when *memory_peak* was read."""

@@ -33,7 +33,7 @@ from zeromon.fold.state import (
 )
 from zeromon.fold.steps import pipeline_summary_row, unit_rows
 from zeromon.memory.reconcile import expected_rows
-from zeromon.ring.events import Loading, LoadingRead, Path, Phase
+from zeromon.ring.events import AllocatedPeak, Loading, LoadingRead, Path, Phase
 from zeromon.ring.model_metadata import (
     CompiledMetadata,
     GoalMetadata,
@@ -491,7 +491,7 @@ def _failed_allocation_count(counted: int, new: int) -> int:
 
 
 def _device_memory_row(state: RankState) -> DeviceMemory | None:
-    sample, device = state.memory, state.memory_peak
+    sample, device, peak = state.memory, state.memory_peak, state.allocated_peak
     if sample is None:
         return None
     return DeviceMemory(
@@ -503,7 +503,14 @@ def _device_memory_row(state: RankState) -> DeviceMemory | None:
         free_bytes=device.free_bytes if device else -1,
         retries=device.retries if device else -1,
         ooms=_failed_allocation_count(device.ooms if device else -1, state.new_ooms),
+        peak_bytes=peak.nbytes if peak else -1,
+        peak_phase=_phase_of_peak(peak) if peak else "",
+        peak_step=peak.step if peak else 0,
     )
+
+
+def _phase_of_peak(peak: AllocatedPeak) -> str:
+    return "setup" if peak.phase == Phase.OTHER and peak.step == 1 else str(peak.phase)
 
 
 # ---- what watching costs a rank -----------------------------------------------------------------

@@ -105,6 +105,7 @@ def memory_block(ranks: Sequence[RankSnapshot]) -> str:
             BYTES,
             unknown="-",
         ),
+        Column("peak", _allocated_peak_text),
         Column(
             "headroom",
             lambda r: m.headroom_bytes if (m := r.memory.device) else None,
@@ -115,6 +116,14 @@ def memory_block(ranks: Sequence[RankSnapshot]) -> str:
     )
     notes = dict.fromkeys(f"  {reason}" for rank in ranks if (reason := memory_unknown(rank)))
     return "\n".join([f"Memory at the last sample\n{rows}", *notes])
+
+
+def _allocated_peak_text(rank: RankSnapshot) -> str:
+    """``20.2 GiB, backward of step 1``; "-" where unknown."""
+    device = rank.memory.device
+    if device is None or device.peak_bytes < 0:
+        return "-"
+    return f"{human_bytes(device.peak_bytes)}, {device.peak_phase} of step {device.peak_step}"
 
 
 def by_role(run: RunSnapshot) -> str:

@@ -294,6 +294,7 @@ class Kind(IntEnum):
     TRIAL = 25
     LOADING = 26
     LOADING_READ = 27
+    ALLOCATED_PEAK = 28
 
 
 ITEM_BYTES = {

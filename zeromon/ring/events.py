@@ -351,6 +351,17 @@ class MemoryPeak(NamedTuple):
     """Bytes that this process may use, or -1."""
 
 
+@declare_record(Kind.ALLOCATED_PEAK, "t, PHASE[phase], a, b", by_training=False)
+class AllocatedPeak(NamedTuple):
+    """The allocator has handed out more than ever before."""
+
+    t_ns: int
+    phase: Phase
+    """In which it did; OTHER: before the first forward."""
+    nbytes: int
+    step: int
+
+
 @declare_record(Kind.HOST, "t, a, b, c", by_training=False)
 class HostSample(NamedTuple):
     """Memory of the process on the host, bytes; -1 where unknown."""

@@ -117,6 +117,11 @@ class DeviceMemory:
     free_bytes: int
     retries: int
     ooms: int
+    peak_bytes: int = -1
+    """The most that the allocator has handed out."""
+    peak_phase: str = ""
+    """The phase in which it did; "setup" before the first forward, "" where unknown."""
+    peak_step: int = 0
 
     @property
     def headroom_bytes(self) -> int:

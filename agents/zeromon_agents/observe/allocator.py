@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from zeromon.ring.codes import Phase
 from zeromon.ring.events import Kind
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.accelerator import ASYNC, UNCACHED, Accelerator
@@ -46,18 +47,19 @@ class Allocator:
         self._counts = False
         """True if it has figures."""
         self._capacity = -1
-        self._ooms = 0
+        self._ooms = self._peak = 0
 
     def sample(self) -> None:
         """Writes the current figures, in detailed steps also the device's; nothing on a CPU rank."""
-        stats, device = self.sample_tensors(), self._device
+        stats, device = self.sample_tensors(Phase.OPTIMIZER), self._device
         if stats is not None and device and (self._context.detailed or self._capacity < 0):
             self._sample_device(device, stats)
 
-    def sample_tensors(self) -> Mapping[str, Any] | None:
+    def sample_tensors(self, ended: Phase) -> Mapping[str, Any] | None:
         """Writes the allocator's own figures and returns them, without a call into the driver.
 
-        A call into the driver would break the capture of a graph, which may contain a backward.
+        *ended*: the phase that has just ended, to which a new peak belongs. A call into the driver would
+        break the capture of a graph, which may contain a backward.
         """
         device = self._device or self._meet()
         if device is None or not self._counts:
@@ -70,7 +72,23 @@ class Allocator:
         current = [int(stats[n]["all"]["current"]) if n in stats else -1 for n in _WRITTEN]
         context = self._context
         context.write(time.monotonic_ns(), Kind.MEMORY, 0, context.phase, 0, 0, 0, *current)
+        self._write_peak(stats, ended)
         return stats
+
+    def phase_ends(self, ended: Phase) -> None:
+        """Notes a new peak of the phase that has just ended."""
+        device = self._device or self._meet()
+        if device is not None and self._counts and self.kind != ASYNC:  # else it would ask the driver
+            self._write_peak(self._read(device) or {}, ended)
+
+    def _write_peak(self, stats: Mapping[str, Any], phase: int) -> None:
+        """Writes the most bytes ever allocated, where they have grown; a script may reset torch's."""
+        peak = int(stats["allocated_bytes"]["all"]["peak"]) if "allocated_bytes" in stats else 0
+        if peak > self._peak:
+            self._peak = peak
+            context = self._context
+            fields = peak, context.step + 1, 0, 0
+            context.write(time.monotonic_ns(), Kind.ALLOCATED_PEAK, 0, phase, 0, 0, 0, *fields)
 
     def _meet(self) -> Accelerator | None:
         """Takes the accelerator once the process uses it, and observes its failed allocations."""
@@ -116,6 +134,7 @@ class Allocator:
                 with suppress(Guard.CAUGHT):
                     largest = largest_free_block(device)
             context.emit(Kind.OOM, requested, total, free, largest)
+            self._write_peak(self._read(device) or {}, context.phase)
             keep_snapshot(device)
 
         attach(context.guard.guarded(out_of_memory))

@@ -160,6 +160,8 @@ class Steps:
         """The length: tokens of each sequence in the last batch; 0 for a batch of something else."""
         self.on_start: Callable[[], None] | None = None
         """Called when the first step begins, to tell what came before it. It must not raise."""
+        self.on_phase_end: Callable[[Phase], None] | None = None
+        """Called when what comes before the first step has ended, and a backward. It must not raise."""
         self.on_optimizer: Callable[[Any], None] | None = None
         """Called with the optimizer before it steps. It must not raise."""
         self.on_boundary: Callable[[int], None] | None = None
@@ -189,6 +191,8 @@ class Steps:
         if not self.in_loop and not self.attached_mid_step:
             if self.on_start is not None:
                 self.on_start()
+            if self.on_phase_end is not None:
+                self.on_phase_end(Phase.OTHER)
             self.step_start_ns = now_ns
             self._context.write(now_ns, Kind.START, 0, 0, 0, 0, 0, process_start_ns(), 0, 0, 0)
 
@@ -406,6 +410,8 @@ class Steps:
     def _begin_optimizer_phase(self) -> None:
         if self._context.mode != OFF:
             self._close_forward()
+            if self.on_phase_end is not None:
+                self.on_phase_end(Phase.BACKWARD)
             self._optimizer_from = time.monotonic_ns()
             self._context.enter(Phase.OPTIMIZER)
 

@@ -26,7 +26,7 @@ import torch
 from zeromon import __version__
 from zeromon.ring import paths
 from zeromon.ring.buffer import RingWriter
-from zeromon.ring.events import ExitKind, Flag, Kind
+from zeromon.ring.events import ExitKind, Flag, Kind, Phase
 from zeromon.ring.files import try_lock_file
 from zeromon.ring.masking import mask_words
 from zeromon.ring.model_metadata import INSTALLED
@@ -167,6 +167,7 @@ class Agent:
         self.collectives.register_groups(existed=True)
         self.guard.on_limit = self.pause
         self.steps.on_start = self.guard.guarded(self._count_the_rest)
+        self.steps.on_phase_end = self.guard.guarded(self.allocator.phase_ends)
         self.steps.on_optimizer = self.guard.guarded(self._optimizer_begins)
         self.steps.on_backward = self.context.timed(self.guard.guarded(self._backward_begins))
         self.collectives.install(self.patches, self._count_the_rest)
@@ -294,7 +295,7 @@ class Agent:
         is_first = self.context.step == self.context.steps_before
         if self.context.mode == ON and (is_first or self.allocator.kind):
             self._write_device_metadata(training=True)
-            self.allocator.sample_tensors()
+            self.allocator.sample_tensors(Phase.FORWARD)
 
     def _describe_process(self, step: int) -> None:
         """Writes the process once, and the models when one is new; at twice the step the next time.
