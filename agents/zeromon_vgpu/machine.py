@@ -27,6 +27,29 @@ those that large kernels reach, not the peak of the data sheet. ``contention 0``
 """
 
 
+IDENTITIES: dict[str, tuple[str, int, int, int, float]] = {
+    "a100-40": ("NVIDIA A100-SXM4-40GB", 8, 0, 108, 1.41e9),
+    "a100": ("NVIDIA A100-SXM4-80GB", 8, 0, 108, 1.41e9),
+    "a100-80": ("NVIDIA A100-SXM4-80GB", 8, 0, 108, 1.41e9),
+    "h100": ("NVIDIA H100 80GB HBM3", 9, 0, 132, 1.98e9),
+    "h200": ("NVIDIA H200", 9, 0, 132, 1.98e9),
+    "b200": ("NVIDIA B200", 10, 0, 148, 1.965e9),
+    "l4": ("NVIDIA L4", 8, 9, 58, 2.04e9),
+    "l40s": ("NVIDIA L40S", 8, 9, 142, 2.52e9),
+    "a10": ("NVIDIA A10", 8, 6, 72, 1.695e9),
+    "v100": ("Tesla V100-SXM2-32GB", 7, 0, 80, 1.53e9),
+    "v100-16": ("Tesla V100-SXM2-16GB", 7, 0, 80, 1.53e9),
+    "t4": ("Tesla T4", 7, 5, 40, 1.59e9),
+    "rtx4090": ("NVIDIA GeForce RTX 4090", 8, 9, 128, 2.52e9),
+    "rtx3090": ("NVIDIA GeForce RTX 3090", 8, 6, 82, 1.695e9),
+    "mi300x": ("AMD Instinct MI300X", 9, 0, 304, 2.1e9),
+}
+"""What a device is called, its compute capability, multiprocessors and clock in Hz, by data sheets.
+
+A wheel for CUDA knows no MI300X: it runs as a device of capability 9.0 with that memory and speed.
+"""
+
+
 @dataclass(frozen=True)
 class Fault:
     """Something that goes wrong by plan; ``at`` counts seconds from the start of the run.

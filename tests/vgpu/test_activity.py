@@ -7,7 +7,7 @@ import json
 import pytest
 
 from vgpu.conftest import CudaRunner
-from vgpu.intervals import clip, length, union
+from zeromon_vgpu.intervals import clip, length, union
 
 pytestmark = pytest.mark.vgpu
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 
 from vgpu.conftest import CudaRun, CudaRunner
-from vgpu.intervals import clip, length, subtract, union
 from vgpu.truth import NOTHING, Timeline
 from zeromon.diagnosis.rules.common import waits_in_each_bucket
 from zeromon.readout.breakdown import pace, step_parts
@@ -15,6 +14,7 @@ from zeromon.ring.events import Phase
 from zeromon.snapshot import RankSnapshot, StepSummary
 from zeromon.snapshot.step import Stream
 from zeromon.storage.snapshot_log import Past
+from zeromon_vgpu.intervals import clip, length, subtract, union
 from zeromon_vgpu.machine import Fault
 
 pytestmark = pytest.mark.vgpu

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from vgpu.conftest import SHORT_DUMP, CudaRun, CudaRunner
-from vgpu.truth import Operation
 from zeromon.readout.report import render_run
 from zeromon.readout.verdict import Health, judge_run
 from zeromon.snapshot import HangKind
 from zeromon_vgpu.machine import Fault
+from zeromon_vgpu.timeline import Operation
 
 pytestmark = pytest.mark.vgpu
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from vgpu.conftest import CudaRun, CudaRunner
-from vgpu.truth import Operation
 from zeromon.probes.nccl_ras import ras_service_address
 from zeromon.readout.communication_report import nccl_block
 from zeromon.readout.verdict import hang_text
 from zeromon.ring.codes import operation_by_name
 from zeromon.snapshot import Ras, RasCount, RunSnapshot
+from zeromon_vgpu.timeline import Operation
 
 pytestmark = pytest.mark.vgpu
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from vgpu.conftest import CudaRun, CudaRunner
-from vgpu.intervals import length, subtract, union
 from vgpu.truth_table import BOUNDS
 from zeromon.traces.analysis import analyze_trace
 from zeromon.traces.kineto import read_trace
+from zeromon_vgpu.intervals import length, subtract, union
 
 pytestmark = pytest.mark.vgpu
 

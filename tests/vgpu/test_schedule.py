@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vgpu.conftest import CudaRun, CudaRunner
-from vgpu.truth import Operation
+from zeromon_vgpu.timeline import Operation
 
 pytestmark = [pytest.mark.vgpu, pytest.mark.short]
 

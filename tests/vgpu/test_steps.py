@@ -16,10 +16,11 @@ import pytest
 from support import ROOT
 
 from vgpu.conftest import CudaRun, CudaRunner
-from vgpu.intervals import Intervals, clip, length, subtract, union
-from vgpu.truth import Operation, Timeline
+from vgpu.truth import Timeline
 from zeromon.ring.events import Phase
 from zeromon.snapshot import StepSummary
+from zeromon_vgpu.intervals import Intervals, clip, length, subtract, union
+from zeromon_vgpu.timeline import Operation
 
 pytestmark = pytest.mark.vgpu
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings, strategies as st
 
-from vgpu.intervals import intersect, length, subtract, union
-from vgpu.truth import Operation, Timeline
+from vgpu.truth import Timeline
+from zeromon_vgpu.intervals import intersect, length, subtract, union
+from zeromon_vgpu.timeline import Operation
 
 MOMENTS = 40
 
@@ -20,7 +21,10 @@ def moments(spans: list[tuple[int, int]]) -> set[int]:
 
 
 def operation(kind: str, start: int, end: int, *, direction: str = "", name: str = "") -> Operation:
-    return Operation(kind, 0, 7, 0, start, start, start, -1, end, 0, direction, "", {}, name)
+    span = start, end
+    return Operation(
+        kind, 0, 7, 0, start, start, start, -1, end, 0, direction, (span, span), "", {}, name
+    )
 
 
 @settings(deadline=None)

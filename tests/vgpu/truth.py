@@ -13,37 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vgpu.intervals import Intervals, clip, intersect, length, subtract, union
-
-_DIRECTIONS = {1: "to device", 2: "to host", 3: "on device"}
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One operation of a stream. Times are nanoseconds of CLOCK_MONOTONIC."""
-
-    kind: str
-    """``kernel``, ``collective``, ``copy``, ``fill``, ``wait``, ``host`` or ``mark``."""
-    device: int
-    stream: int
-    correlation: int
-    enqueued: int
-    ready: int
-    """When the stream had come to it: a wait lasts from here to ``end``."""
-    start: int
-    transfer: int
-    """Of a collective, when the last rank came; else -1."""
-    end: int
-    bytes: int
-    direction: str
-    unit: str
-    detail: dict[str, str]
-    name: str
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """Start and end."""
-        return self.start, self.end
+from zeromon_vgpu.intervals import Intervals, clip, intersect, length, subtract, union
+from zeromon_vgpu.timeline import DIRECTIONS, Operation, read_timeline
 
 
 @dataclass(frozen=True)
@@ -79,15 +50,6 @@ class Figures:
 NOTHING = Figures(0, 0, 0, 0, 0, 0, 0)
 
 
-def parse(line: str) -> Operation:
-    """An operation from a line of a timeline."""
-    kind, *numbers, unit, detail, name = line.rstrip("\n").split("\t")
-    values = [int(number) for number in numbers]
-    direction = _DIRECTIONS.get(values[9], "")
-    facts = dict(word.split("=", 1) for word in detail.split())
-    return Operation(kind, *values[:9], direction, unit, facts, name)
-
-
 LAUNCH_NS = 6000
 """From a launch by the host to the begin of the kernel, of a GPU that has nothing to do."""
 _TRACED = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "fill"}
@@ -100,11 +62,11 @@ def _traced(event: Mapping[str, Any], launches: Mapping[int, int]) -> Operation:
     start = round(event["ts"] * 1e3)
     end = start + round(event["dur"] * 1e3)
     kind = "collective" if name.startswith("nccl") else _TRACED[event["cat"]]
-    direction = next((_DIRECTIONS[number] for half, number in _HALVES.items() if half in name), "")
+    direction = next((DIRECTIONS[number] for half, number in _HALVES.items() if half in name), "")
     launched = launches.get(facts["correlation"], start)
     return Operation(
         kind, facts["device"], facts["stream"], facts["correlation"], launched, start, start, -1, end,
-        facts.get("bytes", 0), direction if kind == "copy" else "", "", {}, name,
+        facts.get("bytes", 0), direction if kind == "copy" else "", ((start, end),) * 2, "", {}, name,
     )  # fmt: skip
 
 
@@ -117,9 +79,8 @@ class Timeline:
     @classmethod
     def read(cls, folder: Path, rank: int = 0) -> Timeline:
         """The timeline of a rank of the run in *folder*; of all its processes, if it had several."""
-        found = sorted((folder / "timeline").glob(f"{rank}-*.tsv"))
-        lines = [line for path in found for line in path.read_text().splitlines()]
-        return cls(tuple(sorted(map(parse, lines), key=lambda one: (one.start, one.end))))
+        found = read_timeline(folder, rank)
+        return cls(tuple(sorted(found, key=lambda one: (one.start, one.end))))
 
     @classmethod
     def traced(cls, trace: Mapping[str, Any], marks: Sequence[str]) -> Timeline:
@@ -160,8 +121,7 @@ class Timeline:
     @cached_property
     def compute(self) -> Intervals:
         """K."""
-        work = self.of("kernel", "fill", "copy")
-        return union(o.span for o in work if o.kind != "copy" or o.direction == "on device")
+        return union(one.span for one in self.operations if one.computes)
 
     @cached_property
     def copies(self) -> Intervals:

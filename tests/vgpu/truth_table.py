@@ -26,7 +26,6 @@ if __name__ == "__main__":
 from support import LAUNCH, ForkServer, Node, clean_environment  # noqa: E402
 
 from vgpu.environment import Environment, Missing, find  # noqa: E402
-from vgpu.intervals import clip, length, subtract, union  # noqa: E402
 from vgpu.table import reason  # noqa: E402
 from vgpu.truth import NOTHING, Timeline  # noqa: E402
 from zeromon.fold.ledger import add_ledger_step  # noqa: E402
@@ -36,6 +35,7 @@ from zeromon.readout.ledger import USEFUL  # noqa: E402
 from zeromon.ring.codes import operation_by_name  # noqa: E402
 from zeromon.snapshot import RankSnapshot  # noqa: E402
 from zeromon.snapshot.communication import overlap_ratio  # noqa: E402
+from zeromon_vgpu.intervals import clip, length, subtract, union  # noqa: E402
 from zeromon_vgpu.machine import write_machine  # noqa: E402
 
 PAGE = ROOT / "docs" / "vgpu_truth.md"

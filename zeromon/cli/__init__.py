@@ -46,6 +46,7 @@ _GROUPS = {
     },
     "Before a run": {
         "plan": "predict memory and step time, with or without changes",
+        "preflight": "run the command on virtual GPUs: does it fit?",
         "fit": "find the largest micro-batch and the best stage",
         "check": "check DeepSpeed, accelerate and FSDP configurations",
         "rule": "explain a rule by its code",

@@ -510,7 +510,7 @@ def _device_memory_row(state: RankState) -> DeviceMemory | None:
 
 
 def _phase_of_peak(peak: AllocatedPeak) -> str:
-    return "setup" if peak.phase == Phase.OTHER and peak.step == 1 else str(peak.phase)
+    return "setup" if peak.phase == Phase.OTHER and peak.step == 1 else peak.phase.label
 
 
 # ---- what watching costs a rank -----------------------------------------------------------------

@@ -22,6 +22,11 @@
 // clock. The host sees an operation as complete when its time has come and its bytes have moved. A
 // query of an event with timing checks the time only: moving the bytes can take longer than on a device.
 //
+// Unhindered. Beside its times each operation has those that it would have if the host were always
+// ahead, and if it took `machine().operator_ns` for each operation and nothing else. They follow from
+// the same dependencies, at full speed, and tell what the devices and links take on a machine whose
+// cores are not shared by all ranks of a run.
+//
 // Truth. Each operation becomes one line of the timeline (timeline.cpp) when it ends.
 //
 // Threads. One lock guards the model. The clock thread carries the schedule on where other processes
@@ -49,6 +54,16 @@ constexpr Time kNever = INT64_MAX;
 
 Time now();
 
+// Times for a host that is always ahead, and for one that takes time for each operation.
+struct Unhindered {
+  Time at[2] = {0, 0};
+  void reach(const Unhindered& other) {
+    for (int i = 0; i < 2; ++i)
+      if (other.at[i] > at[i]) at[i] = other.at[i];
+  }
+  void add(Time fast, Time slow) { at[0] += fast, at[1] += slow; }
+};
+
 enum class Kind : std::uint8_t { kernel, collective, copy, fill, event, wait, host, mark };
 
 // Numbers of cudaMemcpyKind.
@@ -66,6 +81,13 @@ public:
   virtual bool move() { return true; }
   // The end of an operation that started at `start`; kUnknown while other processes decide it.
   virtual Time end(Time start, Time duration) { return start + duration; }
+  // The unhindered end, once the operation has ended; other ranks are asked as in `end`.
+  virtual Unhindered unhindered_end(Time duration) const {
+    Unhindered end = unhindered_start;
+    end.add(duration, duration);
+    return end;
+  }
+  Unhindered unhindered_start;  // filled in by the model before the first call of `end`
   // Bytes may move only once the operation has started on the clock: host functions.
   virtual bool moves_on_time() const { return false; }
   // Other processes wait for it: the clock thread starts it in time.
@@ -98,6 +120,7 @@ struct Op {
   bool started = false, ended = false, moved = false;
   double left = 0, rate = 1;
   Time counted = 0;
+  Unhindered unhindered_start, unhindered_end;
   std::vector<OpRef> needs;  // actions that must have moved their bytes before this one is complete
 };
 
@@ -122,6 +145,7 @@ struct Stream {
   std::deque<OpRef> queue;
   OpRef last;
   Time tail = 0;
+  Unhindered unhindered_tail, unhindered_waits;  // the latter of events that have ended already
   std::vector<OpRef> needs;
   Graph* capture = nullptr;
   bool hidden = false, active = false;

@@ -53,6 +53,7 @@ std::map<std::string, double*> fields(Machine& m) {
       {"largest_payload", &m.largest_payload},
       {"driver_version", &m.driver_version},
       {"log_events", &m.log_events},
+      {"operator_ns", &m.operator_ns},
       {"started", &m.started},
   };
 }

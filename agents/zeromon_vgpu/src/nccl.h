@@ -35,6 +35,7 @@ std::size_t element_size(int type);
 struct Arrival {
   std::atomic<std::uint64_t> tag;
   vgpu::Time start;
+  vgpu::Unhindered unhindered;
   int function, type, reduction, root;
   std::uint64_t count;
 };
@@ -48,6 +49,7 @@ struct Payload {
 struct Mail {
   std::atomic<std::uint64_t> sent, received, posted, read;
   vgpu::Time send_start, receive_start;
+  vgpu::Unhindered unhindered_send, unhindered_receive;
   std::uint64_t bytes;
   const void* source;
 };

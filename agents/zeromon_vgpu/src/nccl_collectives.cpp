@@ -76,6 +76,7 @@ public:
     Arrival& mine = arrivals[r_.comm->rank];
     if (mine.tag != r_.sequence + 1) {
       mine.start = start;
+      mine.unhindered = unhindered_start;
       mine.function = static_cast<int>(r_.function);
       mine.type = r_.type;
       mine.reduction = r_.reduction;
@@ -85,16 +86,20 @@ public:
       ring_clock(*r_.comm);
     }
     Time latest = start;
+    vgpu::Unhindered unhindered = unhindered_start;
     for (int rank = 0; rank < r_.comm->size; ++rank) {
       const Arrival& other = arrivals[rank];
       if (other.tag != r_.sequence + 1 || !fits(other, rank)) return kUnknown;
       latest = std::max(latest, other.start);
+      unhindered.reach(other.unhindered);
     }
     vgpu::Link link = link_at(r_.comm->span, latest);
     double ns = r_.comm->size == 1 ? vgpu::machine().kernel_ns
                                    : link.latency_ns + bus_bytes(r_) / link.speed * 1e9;
     transfer_ = latest;
     end_ = latest + static_cast<Time>(ns);
+    unhindered.add(static_cast<Time>(ns), static_cast<Time>(ns));
+    unhindered_end_ = unhindered;
     inspect({r_.comm, r_.function, r_.number, r_.count * element_size(r_.type), full_bytes(r_),
              bus_bytes(r_), began, end_});
     return end_;
@@ -123,6 +128,8 @@ public:
     result_ = {};
     return true;
   }
+
+  vgpu::Unhindered unhindered_end(Time) const override { return unhindered_end_; }
 
   Time transfer_start() const override { return transfer_; }
 
@@ -201,6 +208,7 @@ private:
 
   Request r_;
   Time end_ = kUnknown, transfer_ = kUnknown, delay_ = 0;
+  vgpu::Unhindered unhindered_end_;
   std::vector<char> result_;
   bool stuck_ = false;
 };
@@ -218,10 +226,12 @@ public:
       auto& tag = t.is_send ? mail.sent : mail.received;
       if (tag != t.number + 1) {
         (t.is_send ? mail.send_start : mail.receive_start) = start;
+        (t.is_send ? mail.unhindered_send : mail.unhindered_receive) = unhindered_start;
         tag = t.number + 1;
         ring_clock(*t.comm, t.peer);
       }
     }
+    vgpu::Unhindered unhindered_latest;
     for (const Transfer& t : transfers_) {
       const Mail& mail = mail_of(t);
       if (mail.sent < t.number + 1 || mail.received < t.number + 1) {
@@ -231,10 +241,15 @@ public:
       Time both = std::max(mail.send_start, mail.receive_start);
       vgpu::Link link = link_at(reach_between(*t.comm, t.comm->rank, t.peer), both);
       latest = std::max(latest, both);
-      end = std::max(end, both + static_cast<Time>(link.latency_ns +
-                                                   static_cast<double>(t.bytes) / link.speed * 1e9));
+      auto ns = static_cast<Time>(link.latency_ns + static_cast<double>(t.bytes) / link.speed * 1e9);
+      end = std::max(end, both + ns);
+      vgpu::Unhindered one = mail.unhindered_send;
+      one.reach(mail.unhindered_receive);
+      one.add(ns, ns);
+      unhindered_latest.reach(one);
     }
     if (!all) return kUnknown;
+    unhindered_end_ = unhindered_latest;
     transfer_ = latest;
     return end;
   }
@@ -264,6 +279,8 @@ public:
     return all;
   }
 
+  vgpu::Unhindered unhindered_end(Time) const override { return unhindered_end_; }
+
   Time transfer_start() const override { return transfer_; }
 
   std::string detail() const override {
@@ -286,6 +303,7 @@ private:
 
   std::vector<Transfer> transfers_;
   Time transfer_ = kUnknown;
+  vgpu::Unhindered unhindered_end_;
 };
 
 const char* kernel_name(Function function, int reduction, int type) {

@@ -29,6 +29,7 @@ struct Model {
   Stream* defaults[kMaxDevices] = {};
   std::uint32_t next_stream = 8;
   int urgent = 0;  // operations that have not ended and whose start others wait for
+  Unhindered host;
   bool moving = false;
   bool started = false;
 };
@@ -120,6 +121,10 @@ void start_op(Stream& stream, const OpRef& op, Time time) {
   op->ready = std::max(op->enqueued, stream.tail);
   op->start = op->counted = time;
   op->left = static_cast<double>(op->duration);
+  op->unhindered_start.reach(stream.unhindered_tail);
+  for (const OpRef& other : op->after)
+    op->unhindered_start.reach(other->unhindered_end);
+  if (op->action) op->action->unhindered_start = op->unhindered_start;
   if (op->kind == Kind::kernel || op->kind == Kind::collective) {
     auto& running = model().running[op->device];
     running.push_back(op);
@@ -133,6 +138,13 @@ void end_op(Stream& stream, const OpRef& op, Time time) {
   op->ended = true;
   op->finish = time;
   op->after.clear();
+  if (op->action) {
+    op->unhindered_end = op->action->unhindered_end(op->duration);
+  } else {
+    op->unhindered_end = op->unhindered_start;
+    op->unhindered_end.add(op->duration, op->duration);
+  }
+  stream.unhindered_tail.reach(op->unhindered_end);
   stream.tail = time;
   stream.queue.pop_front();
   if (stream.queue.empty()) {
@@ -245,7 +257,7 @@ void start_threads() {
 
 void depend_on(Op& op, std::vector<OpRef>& needs, const OpRef& other) {
   if (!other) return;
-  if (!other->ended) op.after.push_back(other);
+  other->ended ? op.unhindered_start.reach(other->unhindered_end) : op.after.push_back(other);
   if (other->action && !other->moved) needs.push_back(other);
   for (const OpRef& need : other->needs)
     if (!need->moved) needs.push_back(need);
@@ -277,6 +289,10 @@ OpRef append(Guard& held, Stream& stream, std::unique_ptr<Op> made, bool limited
   op->stream = stream.id;
   if (!*op->unit) op->unit = current_unit();
   op->enqueued = now();
+  bool takes_time = op->kind != Kind::event && op->kind != Kind::wait && op->kind != Kind::mark;
+  if (limited && takes_time) model().host.add(0, static_cast<Time>(machine().operator_ns));
+  op->unhindered_start.reach(model().host);
+  op->unhindered_start.reach(stream.unhindered_waits);
   for (const OpRef& other : std::vector<OpRef>(std::move(op->after))) {
     depend_on(*op, stream.needs, other);
   }
@@ -419,6 +435,7 @@ void wait_complete(Guard& held, const OpRef& op) {
     Time wake = std::min(next_event(), now() + kHousekeeping);
     model().changed.wait_until(held, clock_point(wake));
   }
+  model().host.reach(op->unhindered_end);
 }
 
 bool is_idle(Guard& held, Stream* stream) { return !stream->last || is_complete(held, stream->last); }
@@ -456,6 +473,7 @@ bool wait_event(Stream* stream, Event* event) {
   if (!event->op) return true;
   if (event->capture && event->capture->ended) return false;
   if (event->capture && !stream->capture) stream->capture = event->capture;
+  if (!stream->capture && event->op->ended) stream->unhindered_waits.reach(event->op->unhindered_end);
   if (!stream->capture && event->op->ended && event->op->needs.empty()) return true;
   auto op = make_op(Kind::wait, "wait");
   op->after.push_back(event->op);

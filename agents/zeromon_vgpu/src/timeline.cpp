@@ -49,13 +49,16 @@ void write_line(const Op& op) {
   char line[1024];
   Time transfer = op.action ? op.action->transfer_start() : kUnknown;
   std::string detail = op.action ? op.action->detail() : std::string();
-  int size = std::snprintf(line, sizeof line,
-                           "%s\t%d\t%u\t%u\t%lld\t%lld\t%lld\t%lld\t%lld\t%lld\t%d\t%s\t%s\t%.300s\n",
-                           kind_name(op.kind), op.device, op.stream, op.correlation,
-                           static_cast<long long>(op.enqueued), static_cast<long long>(op.ready),
-                           static_cast<long long>(op.start), static_cast<long long>(transfer),
-                           static_cast<long long>(op.finish), static_cast<long long>(op.bytes),
-                           static_cast<int>(op.direction), op.unit, detail.c_str(), op.name);
+  int size = std::snprintf(
+      line, sizeof line,
+      "%s\t%d\t%u\t%u\t%lld\t%lld\t%lld\t%lld\t%lld\t%lld\t%d\t%lld\t%lld\t%lld\t%lld\t%s\t%s\t%.300s\n",
+      kind_name(op.kind), op.device, op.stream, op.correlation, static_cast<long long>(op.enqueued),
+      static_cast<long long>(op.ready), static_cast<long long>(op.start),
+      static_cast<long long>(transfer), static_cast<long long>(op.finish),
+      static_cast<long long>(op.bytes), static_cast<int>(op.direction),
+      static_cast<long long>(op.unhindered_start.at[0]), static_cast<long long>(op.unhindered_end.at[0]),
+      static_cast<long long>(op.unhindered_start.at[1]), static_cast<long long>(op.unhindered_end.at[1]),
+      op.unit, detail.c_str(), op.name);
   std::lock_guard<std::mutex> held(file_lock);
   pending().append(line, static_cast<std::size_t>(size));
 }

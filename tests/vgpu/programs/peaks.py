@@ -173,7 +173,6 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    torch.backends.cuda.enable_cudnn_sdp(False)
     if options.strategy.startswith("zero"):
         import deepspeed
 

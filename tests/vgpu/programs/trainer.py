@@ -77,7 +77,6 @@ def main() -> None:
         vocab_size=VOCABULARY, hidden_size=options.hidden, intermediate_size=4 * options.hidden,
         num_hidden_layers=options.layers, num_attention_heads=4, num_key_value_heads=4,
     )  # fmt: skip
-    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN has no model on the virtual device
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             folder, max_steps=options.steps, per_device_train_batch_size=sequences,

@@ -1,0 +1,175 @@
+"""The answer of a preflight: does it start, does it fit, what does a step wait for. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from zeromon.base.units import human_bytes, human_ratio, human_seconds
+from zeromon.readout.communication_report import by_unit
+from zeromon.readout.death_report import deaths
+from zeromon.readout.figures import STEP
+from zeromon.readout.report import by_role, finding_lines, memory_block
+from zeromon.readout.throughput import mfu_of_run, tokens_per_step
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.levels import EXPOSED
+
+_MODELLED = (
+    "The devices are modelled: {device}. Kernels compute nothing and take modelled time; the script, "
+    "the framework, torch's allocator, the order of all calls and this host's Python are real."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """What became of a run on virtual devices."""
+
+    device: str
+    fits: bool | None
+    """None where it ended before its memory was known."""
+    steps: int
+    outcome: str
+    """Why it ended early; "" where it took all its steps."""
+    peak_rank: int = -1
+    """The rank whose device is the fullest; the following are of that one."""
+    peak_bytes: int = -1
+    """The most that torch's allocator has handed out."""
+    peak_phase: str = ""
+    peak_step: int = 0
+    reserved_bytes: int = -1
+    other_bytes: int = -1
+    """Beside what the allocator has reserved: contexts, NCCL."""
+    capacity_bytes: int = -1
+    host_seconds: float | None = None
+    """A step of the slowest rank on the host of this machine, whose cores all ranks share."""
+    step_seconds: tuple[float, float] | None = None
+    """A step with a host that is always ahead of its devices, and one that takes 9 us an operator."""
+    exposed_seconds: tuple[float, float] | None = None
+    """The part of it that waits for communication, likewise."""
+    mfu: tuple[float, float] | None = None
+    """Likewise, the lower first."""
+    findings: tuple[Finding, ...] = ()
+    """Those that a real device would have, too."""
+
+
+Two = tuple[float, float]
+"""For both kinds of host."""
+
+
+def preflight_result(
+    run: RunSnapshot, outcome: str, asked_steps: int, steps_of_ranks: Sequence[tuple[Two, Two]]
+) -> Preflight:
+    """Returns what *run* says.
+
+    *outcome*: why it ended early, if it did. *steps_of_ranks*: seconds of a step and of its exposed
+    communication, of each rank whose devices told.
+    """
+    rank = max(run.ranks, key=_used_bytes)
+    device, slowest = rank.memory.device, max(run.ranks, key=lambda r: STEP.of_rank(r) or 0.0)
+    steps = min(r.steps.watched_steps for r in run.ranks)
+    ran_out = any(r.memory.out_of_memory is not None for r in run.ranks)
+    step, exposed = max(steps_of_ranks, default=(None, None))
+    ended = outcome if steps < asked_steps else ""
+    return Preflight(
+        device=rank.machine.device.name if rank.machine.device is not None else rank.device,
+        fits=False if ran_out else True if device is not None and steps else None,
+        steps=steps,
+        outcome="out of memory" if ran_out else ended,
+        peak_rank=rank.rank,
+        peak_bytes=device.peak_bytes if device else -1,
+        peak_phase=device.peak_phase if device else "",
+        peak_step=device.peak_step if device else 0,
+        reserved_bytes=device.reserved_bytes if device else -1,
+        other_bytes=max((s.other_bytes for s in rank.steps.recent), default=-1),
+        capacity_bytes=device.capacity_bytes if device else -1,
+        host_seconds=STEP.of_rank(slowest),
+        step_seconds=step,
+        exposed_seconds=exposed,
+        mfu=_mfu(run, step),
+        findings=tuple(f for f in run.findings if _holds(f, step, exposed)),
+    )
+
+
+_OF_VALUES = {"not_finite", "grad_norm_spikes", "overflow_storm", "initial_parameters_differ"}
+"""Rules on what a device computes."""
+_OF_HOST = {
+    "straggler", "slow_link", "distant_node", "device_idle", "launch_bound", "cpu_starved", "data_wait",
+    "garbage_collection", "slow_steps", "own_code", "cpu_optimizer_slow", "offload_waits",
+}  # fmt: skip
+"""Rules on the time of hosts: here all ranks share the cores of one."""
+_OF_COMMUNICATION = {"exposed_communication", "poor_overlap", "tiny_collectives", "starved_prefetch"}
+"""Rules on waits for communication, which hold where a host that is always ahead would wait, too."""
+
+
+def _holds(finding: Finding, step: Two | None, exposed: Two | None) -> bool:
+    waits = step is not None and exposed is not None and exposed[0] >= EXPOSED.warning * step[0]
+    ended_here = {"rank_died"}  # its sentence is that of the deaths
+    left_out = _OF_VALUES | _OF_HOST | ended_here | (set() if waits else _OF_COMMUNICATION)
+    return finding.severity != Severity.INFO and finding.rule not in left_out
+
+
+def _mfu(run: RunSnapshot, step: Two | None) -> Two | None:
+    tokens = tokens_per_step(run)
+    if step is None or not isinstance(tokens, float):
+        return None
+    low, high = (mfu_of_run(run, tokens / seconds) for seconds in reversed(step))
+    return (low, high) if isinstance(low, float) and isinstance(high, float) else None
+
+
+def _used_bytes(rank: RankSnapshot) -> int:
+    device = rank.memory.device
+    return max(device.peak_bytes, device.reserved_bytes) if device is not None else -1
+
+
+def preflight_text(run: RunSnapshot, result: Preflight) -> str:
+    """The answer first, then its proof; the whole run is in its report."""
+    first = run.ranks[0]
+    head = [
+        f"Preflight of {' '.join(run.command)}",
+        f"  {_MODELLED.format(device=result.device)}",
+        f"  ranks     {first.world_size}, {first.strategy}",
+        f"  memory    {_memory_sentence(result)}",
+        f"  step      {_step_sentence(result)}",
+    ]
+    if result.outcome:
+        head.append(f"  ended     after {result.steps} steps: {result.outcome}")
+    blocks = [
+        "\n".join(head), deaths(run) if result.outcome else "", _finding_block(result.findings),
+        memory_block(run.ranks[:8]), by_role(run), by_unit(run, 5),
+        f"All of it: zeromon report {run.run}",
+    ]  # fmt: skip
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _memory_sentence(result: Preflight) -> str:
+    peak = f"peak {human_bytes(result.peak_bytes)} in {result.peak_phase} of step {result.peak_step}"
+    if result.fits is None:
+        return "n/a: no step has ended"
+    if not result.fits:
+        return f"does not fit {human_bytes(result.capacity_bytes)}: rank {result.peak_rank}, {peak}"
+    used = result.reserved_bytes + max(0, result.other_bytes)
+    return (
+        f"fits: {peak}, rank {result.peak_rank}; {human_bytes(used)} of "
+        f"{human_bytes(result.capacity_bytes)} reserved or in use beside torch"
+    )
+
+
+def _step_sentence(result: Preflight) -> str:
+    if result.step_seconds is None or result.exposed_seconds is None:
+        return "n/a: no two steps have ended"
+    shares = [e / s for e, s in zip(result.exposed_seconds, result.step_seconds, strict=True)]
+    parts = [
+        f"{_between(human_seconds, result.step_seconds)}, from a host that is always ahead to one that "
+        f"takes 9 us an operator; {_between(human_ratio, sorted(shares))} of it waits for communication"
+    ]
+    if result.mfu is not None:
+        parts.append(f"MFU {_between(human_ratio, result.mfu)}")
+    return "; ".join(parts)
+
+
+def _between(text: Callable[[float], str], ends: Sequence[float]) -> str:
+    """``120 ms``, or ``120 ms to 180 ms`` where both ends do not read the same."""
+    return " to ".join(dict.fromkeys(map(text, ends)))
+
+
+def _finding_block(findings: Sequence[Finding]) -> str:
+    rows = [row for finding in findings for row in finding_lines(finding)]
+    return "\n".join(("Findings (zeromon rule CODE explains them)", *rows)) if rows else ""
