@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import re
 import subprocess
@@ -99,9 +100,17 @@ def _stand_in(library: str, soname: str, needs: Needs, built: dict[str, Path], o
 
 def build(torch: Path, out: Path) -> Path:
     """Builds what the torch package at *torch* needs into *out*, unless it is there; returns *out*."""
-    stamp, mark = out / "stamp", fingerprint(torch)
-    if stamp.exists() and stamp.read_text() == mark:
-        return out
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "lock").open("w") as file:  # two at once would link each other's halves
+        fcntl.flock(file, fcntl.LOCK_EX)
+        stamp, mark = out / "stamp", fingerprint(torch)
+        if not stamp.exists() or stamp.read_text() != mark:
+            _build(torch, out)
+            stamp.write_text(mark)
+    return out
+
+
+def _build(torch: Path, out: Path) -> None:
     objects = out / "objects"
     objects.mkdir(parents=True, exist_ok=True)
     for old in out.glob("lib*.so*"):
@@ -119,5 +128,3 @@ def build(torch: Path, out: Path) -> Path:
     _link(out / "libvgpu.so", [built[source] for source in MODEL])
     for library in sorted(sonames, key=lambda name: name != "cudart"):
         _stand_in(library, sonames[library], needs, built, out)
-    stamp.write_text(mark)
-    return out

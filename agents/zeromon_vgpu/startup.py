@@ -1,6 +1,7 @@
 """Brings the virtual device into a Python process: called when Python starts, long before torch.
 
-Reads ``VGPU_LIBRARIES`` (the folder of the stand-ins) and ``VGPU_ARITHMETIC``.
+Reads ``VGPU_LIBRARIES`` (the folder of the stand-ins), ``VGPU_ARITHMETIC``, and ``VGPU_PLACES``: ranks
+of a node, ranks of the world, and which of them the processes of the launcher are: ``8 16 0 1 8``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,10 +45,25 @@ class _AroundTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def begin() -> None:
     """Prepares for the import of torch, once: arithmetic that is on twice would add in place twice."""
+    place_rank(os.environ)
     if "VGPU_LIBRARIES" in os.environ and not any(
         isinstance(finder, _AroundTorch) for finder in sys.meta_path
     ):
         sys.meta_path.insert(0, _AroundTorch())
+
+
+def place_rank(environment: MutableMapping[str, str]) -> None:
+    """Makes the process the rank that it stands for, on that rank's node; its children inherit it."""
+    if "RANK" not in environment or "VGPU_PLACES" not in environment:
+        return
+    per_node, world, *ranks = map(int, environment.pop("VGPU_PLACES").split())
+    rank = ranks[int(environment["RANK"])]
+    places = {
+        "RANK": rank, "ROLE_RANK": rank, "WORLD_SIZE": world, "ROLE_WORLD_SIZE": world,
+        "LOCAL_RANK": rank % per_node, "LOCAL_WORLD_SIZE": per_node,
+        "GROUP_RANK": rank // per_node, "GROUP_WORLD_SIZE": world // per_node,
+    }  # fmt: skip
+    environment.update((name, str(number)) for name, number in places.items())
 
 
 def load_libraries(folder: Path) -> None:

@@ -228,19 +228,58 @@ def _options_at(
             positionals += [] if pair or token == "--" else [token]
             at += 1
             continue
-        name, equals, value = token.lstrip("-").partition("=")
-        name = _SHORT.get(name, name).replace("-", "_")
+        name, options_value, after = _option_at(argv, at, flags)
         positions.setdefault(name, columns[at])
-        at += 1
-        if equals:
-            options[name] = _literal_value(value)
-        # One dash alone may begin a negative number, which is a value
-        elif name in flags or at == len(argv) or argv[at].startswith("--"):
-            options[name] = True
-        else:
-            options[name] = _literal_value(argv[at])
-            at += 1
+        options[name], at = options_value, after
     return options, at
+
+
+def _option_at(argv: Sequence[str], at: int, flags: set[str]) -> tuple[str, Any, int]:
+    """Returns the name and the value of the option at *at*, and where the next word is."""
+    name, equals, value = argv[at].lstrip("-").partition("=")
+    name = _SHORT.get(name, name).replace("-", "_")
+    if equals:
+        return name, _literal_value(value), at + 1
+    # One dash alone may begin a negative number, which is a value
+    if name in flags or at + 1 == len(argv) or argv[at + 1].startswith("--"):
+        return name, True, at + 1
+    return name, _literal_value(argv[at + 1]), at + 2
+
+
+_OF_PLACES = {
+    "accelerate": {
+        "num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port",
+        "same_network", "rdzv_backend", "rdzv_conf", "deepspeed_hostfile",
+    },
+    "torchrun": {
+        "nproc_per_node", "nnodes", "node_rank", "standalone", "rdzv_endpoint", "rdzv_backend",
+        "rdzv_id", "rdzv_conf", "master_addr", "master_port", "local_addr",
+    },
+    "deepspeed": {
+        "num_gpus", "num_nodes", "hostfile", "include", "exclude", "node_rank", "master_addr",
+        "master_port", "no_ssh", "no_ssh_check", "launcher", "launcher_args",
+    },
+}  # fmt: skip
+"""Launcher -> its options for how many processes run, and where."""
+_PROCESSES = {
+    "accelerate": ("--num_machines=1", "--num_processes={}"),
+    "torchrun": ("--standalone", "--nproc-per-node={}"),
+    "deepspeed": ("--num_gpus={}",),
+}
+
+
+def on_one_machine(argv: Sequence[str], processes: int) -> list[str]:
+    """Returns the command with so many processes, all on this machine; of another program, as it is."""
+    launcher, at = _find_launcher(argv)
+    if launcher not in _OF_PLACES:
+        return list(argv)
+    kept = [*argv[:at], *(text.format(processes) for text in _PROCESSES[launcher])]
+    while at < len(argv) and argv[at].startswith("-"):
+        name, _, after = _option_at(argv, at, _FLAGS[launcher])
+        if name not in _OF_PLACES[launcher]:
+            kept += argv[at:after]
+        at = after
+    return [*kept, *argv[at:]]
 
 
 def _literal_value(token: str) -> Any:

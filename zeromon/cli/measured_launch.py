@@ -54,6 +54,8 @@ class Request:
     expected_bytes: float | None = None
     """The peak on the host by the line of earlier launches."""
     poll_seconds: float = _LOOK_SECONDS
+    ranks: int = 0
+    """How many report; 0: all of the world."""
     stop_reason: Callable[[RunSnapshot], str] = lambda _: ""
     """Says of a snapshot why the launch is over, "" while it goes on."""
 
@@ -159,7 +161,7 @@ class _Watch:
     def _steps(self) -> int:
         ranks = self._run.ranks if self._run is not None else ()
         # The slowest rank may be among those that have not reported yet
-        if not ranks or len(ranks) < max(rank.world_size for rank in ranks):
+        if not ranks or len(ranks) < (self.request.ranks or max(rank.world_size for rank in ranks)):
             return 0
         return min(rank.steps.watched_steps for rank in ranks)
 
@@ -197,7 +199,8 @@ class _Watch:
         # A script that takes fewer steps than --steps has ended well, and is measured
         if self.child.returncode == 0 and self._steps() > 1:
             return self._measured_trial("")
-        log_rows = self.request.log.read_text(errors="replace").strip().splitlines()
+        text = self.request.log.read_text(errors="replace")
+        log_rows = [row for row in text.splitlines() if row.strip("-=* ")]
         raise LaunchError(
             f"the command ended with code {self.child.returncode} after {self._steps()} steps"
             + (f": {log_rows[-1][:200]}" if log_rows else ""),

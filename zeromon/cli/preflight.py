@@ -30,6 +30,7 @@ from pathlib import Path
 
 from zeromon.base.errors import LaunchError, ZeromonError
 from zeromon.base.units import human_bytes
+from zeromon.check.launch import on_one_machine, read_command
 from zeromon.cli import tell_user
 from zeromon.cli.measured_launch import Request, run_launch
 from zeromon.cli.parser import add_flag, add_option, positive
@@ -40,7 +41,7 @@ from zeromon.memory.fit import Trial
 from zeromon.memory.speeds import DEVICES, Device, find_named_device
 from zeromon.probes.process import find_training_python
 from zeromon.readout.preflight import Two, preflight_result, preflight_text
-from zeromon.readout.verdict import hang_headline
+from zeromon.readout.verdict import hang_text
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
 from zeromon_vgpu.build import build
@@ -58,7 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon preflight [options] -- command ...``"""
     machine = parser.add_argument_group("the machine that is modelled")
     add_option(machine, "--gpu", "GPU", "h100, a100-40, ..., or its memory: 24GiB", str, _GPU)
-    add_option(machine, "--nodes", "N", "number of nodes (default: as the command says)", positive)
+    add_option(
+        machine, "--nodes", "N",
+        "nodes, each with the processes that the command starts on one (default: as it says)", positive,
+    )  # fmt: skip
     add_option(
         machine, "--link", "SPEED",
         "between the devices of a node: nvlink4, pcie4, 25GB/s (default: that of --gpu)", link_speed,
@@ -72,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(length, "--steps", "N", "optimizer steps", positive, _STEPS)
     add_option(length, "--seconds", "N", "at most so long", positive, _SECONDS)
     parser.add_argument("--name", help="name of the run (default: preflight, the script, the time)")
+    add_option(parser, "-o --output", "FILE", "keep what the command prints", Path)
     add_flag(parser, "--json", "print JSON")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
 
@@ -94,19 +99,21 @@ def call(options: argparse.Namespace) -> int:
 def _run(
     command: Sequence[str], options: argparse.Namespace, libraries: Path, name: str, folder: Path
 ) -> int:
-    write_machine(folder, changes=machine_values(options))
+    machine = machine_values(options)
+    write_machine(folder, changes=machine)
     # Its own collector, which reads the virtual NVML: one of this node would read the real one
     os.environ["ZEROMON_DIR"] = str(folder / "live")
+    command, places = placed_command(command, options.nodes)
     environment = {
         "VGPU_DIR": str(folder), "VGPU_LIBRARIES": str(libraries),
         "LD_LIBRARY_PATH": os.pathsep.join(
             filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH", "")))
         ),
-        "TRITON_LIBCUDA_PATH": str(libraries), "DS_IGNORE_CUDA_DETECTION": "1",
+        "TRITON_LIBCUDA_PATH": str(libraries), "DS_IGNORE_CUDA_DETECTION": "1", **places,
     }  # fmt: skip
     request = Request(
         trial=Trial(stage="", micro_batch=1), command=command, environment=environment, name=name,
-        log=folder / "output", steps=options.steps, most_seconds=options.seconds,
+        log=options.output or folder / "output", steps=options.steps, most_seconds=options.seconds,
         stop_reason=_hang_reason,
     )  # fmt: skip
     tell_user(f"to look at it meanwhile: ZEROMON_DIR={folder / 'live'} zeromon attach")
@@ -123,12 +130,14 @@ def _run(
         raise LaunchError(
             error or "no rank of the command used torch.distributed", "See its output above."
         )
-    result = preflight_result(run, outcome or error, options.steps, _steps_of_ranks(run, folder))
+    result = preflight_result(
+        run, str(machine["name"]), outcome or error, options.steps, _steps_of_ranks(run, folder)
+    )
     if options.json:
         show_json({"preflight": result, "run": run})
     else:
         show_text(preflight_text(run, result))
-        if error:
+        if error and not any(rank.status.exception for rank in run.ranks):
             sys.stderr.write("\n".join(output.strip().splitlines()[-12:]) + "\n")
     return 1 if outcome or error or result.findings else 0
 
@@ -168,6 +177,29 @@ def _with_memory(device: Device, nbytes: int) -> Device:
     return Device(
         nbytes, device.half_flops, device.single_flops, device.memory, device.link, device.host
     )
+
+
+def placed_command(command: Sequence[str], nodes: int | None) -> tuple[list[str], dict[str, str]]:
+    """Returns the command that starts the ranks of all nodes here, and the variables that place them.
+
+    *nodes*: None for as many as *command* says. Raises :class:`LaunchError` where it does not say how
+    many processes it starts.
+    """
+    launch = read_command(command)
+    told = launch.options.get("nnodes" if launch.launcher == "torchrun" else "num_nodes", 1)
+    if launch.launcher == "accelerate":
+        told = launch.options.get("num_machines", 1)
+    if nodes is None and told == 1:
+        return list(command), {}
+    if launch.ranks is None or not isinstance(told, int):
+        raise LaunchError(
+            "the command does not say how many processes it starts",
+            "Like torchrun --nproc-per-node 8, accelerate launch --num_processes 8.",
+        )
+    per_node = launch.ranks // told
+    world = per_node * (nodes or told)
+    places = f"{per_node} {world} {' '.join(map(str, range(world)))}"
+    return on_one_machine(command, world), {"VGPU_PLACES": places}
 
 
 # ---- the torch of the command, and the libraries for it -----------------------------------------
@@ -231,7 +263,9 @@ def _libraries(torch: Path) -> Path:
 
 
 def _hang_reason(run: RunSnapshot) -> str:
-    return next((hang_headline(run, h) for h in run.hangs if h.seconds and not h.pause), "")
+    """The first hang that lasts; by then the ranks have sent the lines where they stand."""
+    lasting = (hang for hang in run.hangs if hang.seconds > _HANG_SECONDS and not hang.pause)
+    return next((hang_text(run, hang) for hang in lasting), "")
 
 
 def _steps_of_ranks(run: RunSnapshot, folder: Path) -> list[tuple[Two, Two]]:
@@ -247,6 +281,7 @@ def _steps_of_ranks(run: RunSnapshot, folder: Path) -> list[tuple[Two, Two]]:
 
 
 _TIMED_RANKS = 8
+_HANG_SECONDS = 15.0
 
 
 def _snapshot(name: str) -> RunSnapshot | None:

@@ -379,6 +379,7 @@ def _out_of_memory(state: RankState) -> OutOfMemory | None:
         free_bytes=oom.free_bytes,
         total_bytes=oom.total_bytes,
         largest_block_bytes=oom.largest_block_bytes,
+        phase=oom.phase.label if oom.phase != Phase.OTHER else "",
     )
 
 

@@ -116,7 +116,7 @@ def _out_of_memory(rank: RankSnapshot) -> list[str]:
     if oom is None:
         return []
     notes = [
-        f"asked for {human_bytes(oom.requested_bytes)}; {human_bytes(oom.free_bytes)} of "
+        f"asked for {human_bytes(oom.requested_bytes)}{oom.phase and f' in {oom.phase}'}; {human_bytes(oom.free_bytes)} of "
         f"{human_bytes(oom.total_bytes)} were free on the device"
     ]
     if oom.largest_block_bytes >= 0:

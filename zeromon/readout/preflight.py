@@ -9,7 +9,9 @@ from zeromon.readout.death_report import deaths
 from zeromon.readout.figures import STEP
 from zeromon.readout.report import by_role, finding_lines, memory_block
 from zeromon.readout.throughput import mfu_of_run, tokens_per_step
+from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.focus import DEVICE_OOM, death_cause
 from zeromon.snapshot.levels import EXPOSED
 
 _MODELLED = (
@@ -34,6 +36,8 @@ class Preflight:
     """The most that torch's allocator has handed out."""
     peak_phase: str = ""
     peak_step: int = 0
+    asked_bytes: int = -1
+    """What torch asked for in vain, where it ran out; then in the phase and the step above."""
     reserved_bytes: int = -1
     other_bytes: int = -1
     """Beside what the allocator has reserved: contexts, NCCL."""
@@ -55,28 +59,37 @@ Two = tuple[float, float]
 
 
 def preflight_result(
-    run: RunSnapshot, outcome: str, asked_steps: int, steps_of_ranks: Sequence[tuple[Two, Two]]
+    run: RunSnapshot,
+    modelled: str,
+    outcome: str,
+    asked_steps: int,
+    steps_of_ranks: Sequence[tuple[Two, Two]],
 ) -> Preflight:
     """Returns what *run* says.
 
-    *outcome*: why it ended early, if it did. *steps_of_ranks*: seconds of a step and of its exposed
-    communication, of each rank whose devices told.
+    *modelled*: the device. *outcome*: why it ended early, if it did. *steps_of_ranks*: seconds of a step
+    and of its exposed communication, of each rank whose devices told.
     """
-    rank = max(run.ranks, key=_used_bytes)
+    causes = {rank: death_cause(rank) for rank in run.ranks}
+    ran_out = [rank for rank, cause in causes.items() if cause == DEVICE_OOM]
+    rank = max(ran_out or run.ranks, key=_used_bytes)
     device, slowest = rank.memory.device, max(run.ranks, key=lambda r: STEP.of_rank(r) or 0.0)
     steps = min(r.steps.watched_steps for r in run.ranks)
-    ran_out = any(r.memory.out_of_memory is not None for r in run.ranks)
+    oom = rank.memory.out_of_memory
     step, exposed = max(steps_of_ranks, default=(None, None))
     ended = outcome if steps < asked_steps else ""
+    if any(r.status.exception for r in run.ranks):
+        ended = judge_run(run).cause
     return Preflight(
-        device=rank.machine.device.name if rank.machine.device is not None else rank.device,
+        device=modelled,
         fits=False if ran_out else True if device is not None and steps else None,
         steps=steps,
         outcome="out of memory" if ran_out else ended,
         peak_rank=rank.rank,
         peak_bytes=device.peak_bytes if device else -1,
-        peak_phase=device.peak_phase if device else "",
-        peak_step=device.peak_step if device else 0,
+        peak_phase=oom.phase if oom else device.peak_phase if device else "",
+        peak_step=rank.steps.last_step + 1 if oom else device.peak_step if device else 0,
+        asked_bytes=oom.requested_bytes if oom else -1,
         reserved_bytes=device.reserved_bytes if device else -1,
         other_bytes=max((s.other_bytes for s in rank.steps.recent), default=-1),
         capacity_bytes=device.capacity_bytes if device else -1,
@@ -95,15 +108,15 @@ _OF_HOST = {
     "garbage_collection", "slow_steps", "own_code", "cpu_optimizer_slow", "offload_waits",
 }  # fmt: skip
 """Rules on the time of hosts: here all ranks share the cores of one."""
-_OF_COMMUNICATION = {"exposed_communication", "poor_overlap", "tiny_collectives", "starved_prefetch"}
-"""Rules on waits for communication, which hold where a host that is always ahead would wait, too."""
 
 
 def _holds(finding: Finding, step: Two | None, exposed: Two | None) -> bool:
+    """Returns whether *finding* is one of a real device, too. That a rank died stands in the deaths."""
+    if finding.severity == Severity.INFO or finding.rule in {*_OF_VALUES, *_OF_HOST, "rank_died"}:
+        return False
+    # A share of the time of steps is mostly one of waits, which a host that is always ahead has, too
     waits = step is not None and exposed is not None and exposed[0] >= EXPOSED.warning * step[0]
-    ended_here = {"rank_died"}  # its sentence is that of the deaths
-    left_out = _OF_VALUES | _OF_HOST | ended_here | (set() if waits else _OF_COMMUNICATION)
-    return finding.severity != Severity.INFO and finding.rule not in left_out
+    return waits or finding.share is None
 
 
 def _mfu(run: RunSnapshot, step: Two | None) -> Two | None:
@@ -140,14 +153,19 @@ def preflight_text(run: RunSnapshot, result: Preflight) -> str:
 
 
 def _memory_sentence(result: Preflight) -> str:
-    peak = f"peak {human_bytes(result.peak_bytes)} in {result.peak_phase} of step {result.peak_step}"
+    place = f"in {result.peak_phase} of step {result.peak_step}, rank {result.peak_rank}"
     if result.fits is None:
         return "n/a: no step has ended"
+    if not result.fits and result.asked_bytes < 0:
+        return f"does not fit: rank {result.peak_rank} ran out before the first backward"
+    peak = human_bytes(result.peak_bytes)
     if not result.fits:
-        return f"does not fit {human_bytes(result.capacity_bytes)}: rank {result.peak_rank}, {peak}"
+        return (
+            f"does not fit: {place}, torch asks for {human_bytes(result.asked_bytes)} more than {peak}"
+        )
     used = result.reserved_bytes + max(0, result.other_bytes)
     return (
-        f"fits: {peak}, rank {result.peak_rank}; {human_bytes(used)} of "
+        f"fits: peak {peak} {place}; {human_bytes(used)} of "
         f"{human_bytes(result.capacity_bytes)} reserved or in use beside torch"
     )
 
@@ -157,12 +175,14 @@ def _step_sentence(result: Preflight) -> str:
         return "n/a: no two steps have ended"
     shares = [e / s for e, s in zip(result.exposed_seconds, result.step_seconds, strict=True)]
     parts = [
-        f"{_between(human_seconds, result.step_seconds)}, from a host that is always ahead to one that "
-        f"takes 9 us an operator; {_between(human_ratio, sorted(shares))} of it waits for communication"
+        _between(human_seconds, result.step_seconds),
+        f"{_between(human_ratio, sorted(shares))} of it waits for communication",
     ]
     if result.mfu is not None:
         parts.append(f"MFU {_between(human_ratio, result.mfu)}")
-    return "; ".join(parts)
+    if len(set(result.step_seconds)) > 1:
+        parts.append("from a host that is always ahead to one that takes 9 us an operator")
+    return ", ".join(parts)
 
 
 def _between(text: Callable[[float], str], ends: Sequence[float]) -> str:

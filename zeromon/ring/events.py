@@ -397,7 +397,7 @@ class Heartbeat(NamedTuple):
     """Time of samples, and CPU time of the heartbeat's own thread."""
 
 
-@declare_record(Kind.OOM, "t, a, b, c, d", by_training=False)
+@declare_record(Kind.OOM, "t, a, b, c, d, PHASE[phase]", by_training=False)
 class Oom(NamedTuple):
     """The device allocator could not serve a request."""
 
@@ -408,6 +408,7 @@ class Oom(NamedTuple):
     free_bytes: int
     largest_block_bytes: int = -1
     """The largest free block in the allocator's cache, -1 where unknown."""
+    phase: Phase = Phase.OTHER
 
 
 @declare_record(Kind.EXIT, "t, ExitKind(op), a", by_training=False)

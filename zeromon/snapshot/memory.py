@@ -167,6 +167,8 @@ class OutOfMemory:
     total_bytes: int
     largest_block_bytes: int = -1
     """The largest free block in the allocator's cache, -1 where unknown."""
+    phase: str = ""
+    """The phase that asked; "" between phases."""
 
 
 KILLED_FOR_MEMORY = "killed by the kernel for host memory"

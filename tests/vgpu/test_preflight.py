@@ -1,0 +1,123 @@
+"""`zeromon preflight`: a user's command on virtual GPUs, what it finds, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vgpu.environment import Environment
+from zeromon.cli.preflight import placed_command
+
+pytestmark = pytest.mark.vgpu
+
+USER = Path(__file__).resolve().parent / "programs" / "user.py"
+
+
+@dataclass
+class Answer:
+    """What the command printed, and how it ended."""
+
+    code: int
+    preflight: dict[str, Any]
+    run: dict[str, Any]
+    printed: list[tuple[int, ...]]
+    """Of each step of each rank: rank, ranks, local rank, the most bytes that torch has allocated."""
+
+
+@pytest.fixture
+def preflight(virtual_cuda: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs ``zeromon preflight OPTIONS -- torchrun ... user.py ARGUMENTS``."""
+    monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
+
+    def run(*arguments: str, options: tuple[str, ...] = (), ranks: int = 2) -> Answer:
+        launch = [
+            str(virtual_cuda.python),
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(ranks),
+        ]
+        command = [sys.executable, "-m", "zeromon", "preflight", "--json", *options, "--", *launch]
+        output = tmp_path / "output"
+        command[4:4] = ["--output", str(output)]
+        done = subprocess.run(
+            [*command, str(USER), *arguments], capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.stdout, done.stderr
+        content = json.loads(done.stdout)
+        rows = re.findall(r"^(\d+) (\d+) (\d+) (\d+)$", output.read_text(), re.MULTILINE)
+        printed = [tuple(map(int, row)) for row in rows]
+        return Answer(done.returncode, content["preflight"], content["run"], printed)
+
+    return run
+
+
+@pytest.mark.short
+def test_a_script_that_fits(preflight: Any) -> None:
+    answer = preflight()
+    found = answer.preflight
+    assert (answer.code, found["fits"], found["outcome"], found["findings"]) == (0, True, "", [])
+    assert found["device"] == "NVIDIA H100 80GB HBM3 (virtual)" and found["steps"] >= 6
+    low, high = found["step_seconds"]
+    assert 0 < low <= high < found["host_seconds"]
+    assert found["peak_bytes"] == max(most for *_, most in answer.printed)
+
+
+def test_what_does_not_fit_is_told_with_its_phase(preflight: Any) -> None:
+    """Parameters and gradients fit, the optimizer's state and its temporaries do not."""
+    answer = preflight("--width", "2048", options=("--gpu", "1600MiB"))
+    found = answer.preflight
+    assert (answer.code, found["fits"]) == (1, False)
+    assert found["outcome"] == "out of memory" and found["asked_bytes"] > 0
+    assert (found["peak_phase"], found["peak_step"]) == ("optimizer", 1)
+
+
+def test_a_deadlock_is_named_with_its_line(preflight: Any) -> None:
+    answer = preflight("--fault", "deadlock")
+    assert answer.code == 1 and answer.preflight["steps"] == 3
+    assert "user.py" in answer.preflight["outcome"], answer.preflight["outcome"]
+
+
+def test_values_do_not_end_a_run(preflight: Any) -> None:
+    assert preflight("--fault", "nan").code == 0
+
+
+def test_ranks_of_two_nodes_talk_over_the_network(preflight: Any) -> None:
+    answer = preflight(options=("--nodes", "2", "--network", "10GB/s"))
+    assert {place for *place, _ in answer.printed} >= {(0, 4, 0), (3, 4, 1)}
+    one = preflight(ranks=4)
+    exposed = [a.preflight["exposed_seconds"][0] for a in (answer, one)]
+    assert exposed[0] > 5 * exposed[1]
+
+
+@pytest.mark.short
+def test_a_build_for_cpus_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "zeromon", "preflight", "--", sys.executable, str(USER)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "is a build for CPUs" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "nodes", "starts", "places"),
+    [
+        ("torchrun --nproc-per-node 2 t.py", None, "torchrun --nproc-per-node 2 t.py", None),
+        ("torchrun --nnodes 2 --node-rank=0 --nproc_per_node 2 t.py --nnodes 9", None,
+         "torchrun --standalone --nproc-per-node=4 t.py --nnodes 9", "2 4 0 1 2 3"),
+        ("accelerate launch --num_processes 4 --use_fsdp --num_machines 2 t.py", None,
+         "accelerate launch --num_machines=1 --num_processes=4 --use_fsdp t.py", "2 4 0 1 2 3"),
+        ("deepspeed --num_gpus 1 --hostfile hosts t.py", 2, "deepspeed --num_gpus=2 t.py", "1 2 0 1"),
+    ],
+)  # fmt: skip
+def test_the_ranks_of_all_nodes_start_here(
+    command: str, nodes: int | None, starts: str, places: str | None
+) -> None:
+    expected = {} if places is None else {"VGPU_PLACES": places}
+    assert placed_command(command.split(), nodes) == (starts.split(), expected)
