@@ -116,8 +116,8 @@ def _out_of_memory(rank: RankSnapshot) -> list[str]:
     if oom is None:
         return []
     notes = [
-        f"asked for {human_bytes(oom.requested_bytes)}{oom.phase and f' in {oom.phase}'}; {human_bytes(oom.free_bytes)} of "
-        f"{human_bytes(oom.total_bytes)} were free on the device"
+        f"asked for {human_bytes(oom.requested_bytes)}{oom.phase and f' in {oom.phase}'}; "
+        f"{human_bytes(oom.free_bytes)} of {human_bytes(oom.total_bytes)} were free on the device"
     ]
     if oom.largest_block_bytes >= 0:
         notes[0] += f", the largest block in the cache was {human_bytes(oom.largest_block_bytes)}"

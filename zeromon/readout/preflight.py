@@ -70,8 +70,7 @@ def preflight_result(
     *modelled*: the device. *outcome*: why it ended early, if it did. *steps_of_ranks*: seconds of a step
     and of its exposed communication, of each rank whose devices told.
     """
-    causes = {rank: death_cause(rank) for rank in run.ranks}
-    ran_out = [rank for rank, cause in causes.items() if cause == DEVICE_OOM]
+    ran_out = [rank for rank in run.ranks if death_cause(rank) == DEVICE_OOM]
     rank = max(ran_out or run.ranks, key=_used_bytes)
     device, slowest = rank.memory.device, max(run.ranks, key=lambda r: STEP.of_rank(r) or 0.0)
     steps = min(r.steps.watched_steps for r in run.ranks)
@@ -160,9 +159,8 @@ def _memory_sentence(result: Preflight) -> str:
         return f"does not fit: rank {result.peak_rank} ran out before the first backward"
     peak = human_bytes(result.peak_bytes)
     if not result.fits:
-        return (
-            f"does not fit: {place}, torch asks for {human_bytes(result.asked_bytes)} more than {peak}"
-        )
+        asked = human_bytes(result.asked_bytes)
+        return f"does not fit: {place}, torch asks for {asked} more than {peak}"
     used = result.reserved_bytes + max(0, result.other_bytes)
     return (
         f"fits: peak {peak} {place}; {human_bytes(used)} of "
