@@ -73,7 +73,7 @@ def test_a_script_that_fits(preflight: Any) -> None:
 
 def test_what_does_not_fit_is_told_with_its_phase(preflight: Any) -> None:
     """Parameters and gradients fit, the optimizer's state and its temporaries do not."""
-    answer = preflight("--width", "2048", options=("--gpu", "1600MiB"))
+    answer = preflight("--width", "2048", options=("--gpu", "1750MiB"))
     found = answer.preflight
     assert (answer.code, found["fits"]) == (1, False)
     assert found["outcome"] == "out of memory" and found["asked_bytes"] > 0
@@ -92,7 +92,7 @@ def test_values_do_not_end_a_run(preflight: Any) -> None:
 
 def test_ranks_of_two_nodes_talk_over_the_network(preflight: Any) -> None:
     answer = preflight(options=("--nodes", "2", "--network", "10GB/s"))
-    assert {place for *place, _ in answer.printed} >= {(0, 4, 0), (3, 4, 1)}
+    assert {place[:3] for place in answer.printed} >= {(0, 4, 0), (3, 4, 1)}
     one = preflight(ranks=4)
     exposed = [a.preflight["exposed_seconds"][0] for a in (answer, one)]
     assert exposed[0] > 5 * exposed[1]
