@@ -61,12 +61,12 @@ def parse(line: str) -> Operation:
     )  # fmt: skip
 
 
-def read_timeline(folder: Path, rank: int) -> Iterator[Operation]:
-    """The operations of a rank of the run in *folder*; of all its processes, if it had several.
+def read_timeline(folder: Path, process: str) -> Iterator[Operation]:
+    """The operations of a *process* of the run in *folder*: ``RANK-PID``, or ``RANK-*`` for all.
 
     A process that was killed leaves half a line.
     """
-    for path in sorted((folder / "timeline").glob(f"{rank}-*.tsv")):
+    for path in sorted((folder / "timeline").glob(f"{process}.tsv")):
         with path.open() as lines:
             yield from (parse(line) for line in lines if line.endswith("\n"))
 

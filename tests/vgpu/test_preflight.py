@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from vgpu.environment import Environment
-from zeromon.cli.preflight import placed_command
+from zeromon.cli.virtual_machine import placed_command
 
 pytestmark = pytest.mark.vgpu
 

@@ -79,7 +79,7 @@ class Timeline:
     @classmethod
     def read(cls, folder: Path, rank: int = 0) -> Timeline:
         """The timeline of a rank of the run in *folder*; of all its processes, if it had several."""
-        found = read_timeline(folder, rank)
+        found = read_timeline(folder, f"{rank}-*")
         return cls(tuple(sorted(found, key=lambda one: (one.start, one.end))))
 
     @classmethod

@@ -8,10 +8,13 @@ that would run out of memory is stopped before it does. The script stays unchang
   zeromon fit --stages ddp,fsdp2 -- torchrun ... train.py --strategy {stage} --batch {micro_batch}
   zeromon fit --config ds.json --stages 0,1,2,3 -- deepspeed train.py --deepspeed_config ds.json
   zeromon fit --env BATCH={micro_batch} -- accelerate launch train.py
+  zeromon fit --gpu h100 -- torchrun --nproc-per-node 8 train.py --batch {micro_batch}
   zeromon fit --global-batch 64 --ranks 2 -- torchrun ... --batch {micro_batch} --accum {accumulation}
 
 With --config, each launch uses a copy of the file with the values filled in: a DeepSpeed JSON (which has
 train_micro_batch_size_per_gpu, else write {micro_batch} in the command), or an accelerate YAML.
+
+With --gpu, each launch runs on virtual devices, without a GPU, as zeromon preflight --help explains.
 
 Each launch takes real training steps: point checkpoints elsewhere. The first launches are of the stage
 that needs the least memory; the arithmetic of `zeromon plan` predicts the others from it, and the table
@@ -30,7 +33,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,7 @@ from zeromon.cli.measured_launch import Request, run_launch
 from zeromon.cli.parser import add_flag, add_list, add_option, positive
 from zeromon.cli.plan_setup import read_config_file
 from zeromon.cli.terminal import show_progress, show_text
+from zeromon.cli.virtual_machine import VirtualMachine, add_machine_arguments, virtual_machine
 from zeromon.memory import fit
 from zeromon.memory.fit import (
     DEVICE,
@@ -57,6 +61,7 @@ from zeromon.memory.fit import (
 from zeromon.memory.plan import of_run
 from zeromon.memory.reconcile import micro_batch_of_rank
 from zeromon.readout.figures import SECONDS
+from zeromon.readout.preflight import Two
 from zeromon.readout.tables import Column, aligned_table, text_table
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
@@ -191,6 +196,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(launches, "--launches", "N", "max launches in total", positive, MAX_LAUNCHES)
     add_option(launches, "--steps", "N", "steps per launch", positive, 12)
     add_option(launches, "--seconds", "N", "max seconds per launch", positive, 300)
+    add_machine_arguments(parser.add_argument_group("virtual devices, where there are no others"), "")
     add_flag(parser, "--again", "forget what an earlier call has measured")
     add_option(
         parser, "-o --output", "DIR",
@@ -216,7 +222,12 @@ def call(options: argparse.Namespace) -> int:
     # A scheduler's SIGTERM then keeps the results and ends the launch, as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        search.go()
+        if options.gpu:
+            with virtual_machine(command, options, f"fit-{search.key}-{os.getpid()}") as machine:
+                search.machine = machine
+                search.go()
+        else:
+            search.go()
     except KeyboardInterrupt:
         tell_user("interrupted: the same command continues")
         if not search.trials:
@@ -240,8 +251,12 @@ class _Search:
         self.sizes = _allowed_batch_sizes(options)
         # With the working folder: the same relative paths elsewhere are another training
         facts = [form.command, dict(form.environment), str(form.config), self.sizes, os.getcwd()]
+        if options.gpu:
+            facts.append([options.gpu, options.nodes, options.link, options.network])
         self.key = hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
         self._state = paths.record_store_root() / "fit" / f"{self.key}.json"
+        self.machine: VirtualMachine | None = None
+        """Where the launches run; None for the machine itself."""
         self.trials: list[Trial] = []
         self.notes: list[str] = []
         if not options.again and self._state.is_file():
@@ -289,6 +304,9 @@ class _Search:
         folder = self._options.output
         trial = Trial(stage=stage, micro_batch=size, accumulation=self._accumulation_steps(size))
         command, environment = self._filled(trial, folder / f"launch{number}")
+        if self.machine is not None:
+            command, virtual = self.machine.launch(command, self._options.nodes)
+            environment |= virtual
         # zeromon run adds -2 to a name that exists, and _Watch would follow the earlier run
         name = f"fit-{self.key}-{number}-{int(time.time())}"
         of_stage = f"stage {stage}, " if stage else ""
@@ -297,11 +315,15 @@ class _Search:
         request = Request(
             trial=trial, command=command, environment=environment, name=name,
             log=folder / f"launch{number}.log", steps=self._options.steps,
-            most_seconds=self._options.seconds, best=self._best(stage),
+            most_seconds=self._options.seconds,
+            # a virtual device's step has another length on a host that its ranks do not share
+            best=self._best(stage) if self.machine is None else None,
             expected_bytes=None if memory_line is None else memory_line.at(size),
         )  # fmt: skip
         done = run_launch(request, lambda message: show_progress(f"  {message}"))
         show_progress("")
+        if self.machine is not None and (run := _read_run_snapshot(done.run)) is not None:
+            done = with_device_seconds(done, self.machine.steps_of_ranks(run))
         self.trials.append(done)
         with paths.anchored_folder(self._state.parent, 1) as folder:
             replace_file(folder / self._state.name, msgspec.json.encode(self.trials))
@@ -496,6 +518,14 @@ def stages_as_json(
         "files": dict(scripts),
         "notes": list(notes),
     }  # fmt: skip
+
+
+def with_device_seconds(trial: Trial, steps_of_ranks: Sequence[tuple[Two, Two]]) -> Trial:
+    """*trial* with the seconds of its slowest virtual device, for a host that takes its time."""
+    if not steps_of_ranks:
+        return replace(trial, seconds=None, seconds_error=None, exposed_seconds=None)
+    (_, seconds), (_, exposed) = max(steps_of_ranks)
+    return replace(trial, seconds=seconds, seconds_error=0.0, exposed_seconds=exposed)
 
 
 def reported_micro_batch(run: RunSnapshot) -> int | None:

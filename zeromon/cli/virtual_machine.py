@@ -1,0 +1,221 @@
+"""Virtual devices for a training command: the machine that is modelled, and what its torch loads."""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from zeromon.base.errors import LaunchError
+from zeromon.base.units import human_bytes
+from zeromon.check.launch import on_one_machine, read_command
+from zeromon.cli.parser import add_option, positive
+from zeromon.cli.plan_setup import link_speed, parse_memory_size
+from zeromon.cli.terminal import show_working
+from zeromon.memory.speeds import DEVICES, find_named_device
+from zeromon.probes.process import find_training_python
+from zeromon.readout.preflight import Two
+from zeromon.ring import paths
+from zeromon.snapshot import RunSnapshot
+from zeromon_vgpu.build import build
+from zeromon_vgpu.machine import IDENTITIES, write_machine
+from zeromon_vgpu.timeline import read_timeline, unhindered_steps
+
+_REACHED = 0.8
+"""Share of the peaks of a data sheet that large products, copies and messages reach: an H200's products
+reach 0.79 of them, its memory 0.88, its PCIe 0.84 (docs/vgpu.md)."""
+_GPU = "h100"
+"""Whose speeds a device has of which the memory alone is known."""
+_NETWORK = 8 * 50e9
+"""Bytes/s of eight adapters of 400 Gb, as a node of eight H100s has them."""
+
+
+def add_machine_arguments(group: argparse._ActionsContainer, gpu: str) -> None:
+    """Adds what describes the virtual machine; *gpu*: the default."""
+    virtual = "" if gpu else "launch on virtual devices, as zeromon preflight does: "
+    add_option(group, "--gpu", "GPU", virtual + "h100, a100-40, ..., or a memory: 24GiB", str, gpu)
+    add_option(
+        group, "--nodes", "N",
+        "nodes, each with the processes that the command starts on one (default: as it says)", positive,
+    )  # fmt: skip
+    add_option(
+        group, "--link", "SPEED",
+        "between the devices of a node: nvlink4, pcie4, 25GB/s (default: that of --gpu)", link_speed,
+    )  # fmt: skip
+    add_option(
+        group, "--network", "SPEED",
+        "between nodes, all adapters of one: 25GB/s, ib-ndr (default: 8x400Gb, which are bits)",
+        link_speed, _NETWORK,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualMachine:
+    """A virtual machine that is ready for one run after the other."""
+
+    folder: Path
+    """Where its devices write what they do."""
+    device: str
+    environment: Mapping[str, str]
+
+    def launch(self, command: Sequence[str], nodes: int | None) -> tuple[list[str], dict[str, str]]:
+        """Returns the command that starts all ranks of *nodes* here, and its variables."""
+        placed, places = placed_command(command, nodes)
+        return placed, {**self.environment, **places}
+
+    def steps_of_ranks(self, run: RunSnapshot) -> list[tuple[Two, Two]]:
+        """Seconds of a step and of its exposed communication on the devices of some ranks."""
+        found = []
+        for rank in run.ranks[:_TIMED_RANKS]:
+            # what the first steps do once, the later ones do not
+            windows = [(s.start_ns, s.end_ns) for s in rank.steps.recent if s.step > 1]
+            if kinds := unhindered_steps(
+                list(read_timeline(self.folder, f"{rank.rank}-{rank.pid}")), windows
+            ):
+                fast, slow = kinds
+                found.append(
+                    ((fast.span / 1e9, slow.span / 1e9), (fast.exposed / 1e9, slow.exposed / 1e9))
+                )
+        return found
+
+
+_TIMED_RANKS = 8
+
+
+@contextmanager
+def virtual_machine(
+    command: Sequence[str], options: argparse.Namespace, name: str
+) -> Iterator[VirtualMachine]:
+    """Makes the machine that *options* describe for the torch of *command*; removes it at the end.
+
+    Within, this process and its children keep live runs in a folder of the machine's own.
+    """
+    values, libraries = machine_values(options), _libraries(find_torch(command))
+    folder = paths.make_private_folder(paths.choose_ring_root().parent / f"zeromon-{name}")
+    before = os.environ.get("ZEROMON_DIR")
+    try:
+        write_machine(folder, changes=values)
+        # Its own collector, which reads the virtual NVML: one of this node would read the real one
+        os.environ["ZEROMON_DIR"] = str(folder / "live")
+        inherited = os.environ.get("LD_LIBRARY_PATH", "")
+        environment = {
+            "VGPU_DIR": str(folder), "VGPU_LIBRARIES": str(libraries),
+            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (str(libraries), inherited))),
+            "TRITON_LIBCUDA_PATH": str(libraries), "DS_IGNORE_CUDA_DETECTION": "1",
+        }  # fmt: skip
+        yield VirtualMachine(folder, str(values["name"]), environment)
+    finally:
+        os.environ.pop("ZEROMON_DIR")
+        if before is not None:
+            os.environ["ZEROMON_DIR"] = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def machine_values(options: argparse.Namespace) -> dict[str, float | str]:
+    """What the virtual machine is, for its file: that of --gpu, --link and --network.
+
+    Raises :class:`PlanError` where --gpu is neither a device nor a size.
+    """
+    named = find_named_device(options.gpu)
+    device = named or DEVICES[_GPU]
+    kind = next((kind for kind, known in DEVICES.items() if known is named), _GPU)
+    label, major, minor, multiprocessors, clock = IDENTITIES[kind]
+    if named is None:
+        size = parse_memory_size("--gpu", options.gpu)
+        label, device = f"{label} of {human_bytes(size)}", replace(device, nbytes=size)
+    link = options.link or device.link
+    return {
+        # every view that shows a run's device then says so
+        "name": f"{label} (virtual)",
+        "major": major, "minor": minor, "multiprocessors": multiprocessors, "clock_hz": clock,
+        "memory_bytes": float(device.nbytes),
+        "flops_half": _REACHED * device.half_flops, "flops_fp8": 2 * _REACHED * device.half_flops,
+        "flops_tf32": _REACHED * device.half_flops / 2, "flops_fp32": _REACHED * device.single_flops,
+        "memory_speed": _REACHED * device.memory, "pinned_speed": _REACHED * device.host,
+        "node_speed": _REACHED * link, "pcie_speed": _REACHED * min(link, device.host),
+        "network_speed": _REACHED * options.network, "nvlink_devices": 8 if link > device.host else 0,
+    }  # fmt: skip
+
+
+def placed_command(command: Sequence[str], nodes: int | None) -> tuple[list[str], dict[str, str]]:
+    """Returns the command that starts the ranks of all nodes here, and the variables that place them.
+
+    *nodes*: None for as many as *command* says. Raises :class:`LaunchError` where it does not say how
+    many processes it starts.
+    """
+    launch = read_command(command)
+    told = launch.options.get("nnodes" if launch.launcher == "torchrun" else "num_nodes", 1)
+    if launch.launcher == "accelerate":
+        told = launch.options.get("num_machines", 1)
+    if nodes is None and told == 1:
+        return list(command), {}
+    if launch.ranks is None or not isinstance(told, int):
+        raise LaunchError(
+            "the command does not say how many processes it starts",
+            "Like torchrun --nproc-per-node 8, accelerate launch --num_processes 8.",
+        )
+    per_node = launch.ranks // told
+    world = per_node * (nodes or told)
+    places = f"{per_node} {world} {' '.join(map(str, range(world)))}"
+    return on_one_machine(command, world), {"VGPU_PLACES": places}
+
+
+# ---- the torch of the command, and the libraries for it -----------------------------------------
+
+
+def find_torch(command: Sequence[str]) -> Path:
+    """Returns the folder of the torch that *command* imports.
+
+    Raises :class:`LaunchError` without one, and where it is a build for CPUs.
+    """
+    python = python_of(command[0])
+    find = "import importlib.util as u; s = u.find_spec('torch'); print(s.origin if s else '')"
+    done = subprocess.run([python, "-c", find], capture_output=True, text=True, check=False, cwd="/")
+    origin = done.stdout.strip()
+    if not origin:
+        raise LaunchError(
+            f"{python} has no torch", "Give the command in the environment of the training."
+        )
+    torch = Path(origin).parent
+    if not (torch / "lib" / "libtorch_cuda.so").exists():
+        raise LaunchError(
+            f"the torch of {python} is a build for CPUs",
+            "A preflight needs the build that the GPUs will run: pip install torch, from PyPI.",
+        )
+    return torch
+
+
+def python_of(program: str) -> str:
+    """Returns the Python that runs *program*: itself, or that in its first line."""
+    found = shutil.which(program)
+    if found is None:
+        raise LaunchError(f"there is no {program}", "Is the environment of the training active?")
+    path = str(Path(found).absolute())  # and no further: a link in a virtual environment is its Python
+    if re.fullmatch(r"python[\d.]*", Path(path).name):
+        return path
+    with suppress(OSError), open(path, "rb") as file:
+        words = file.readline(500).decode(errors="replace").removeprefix("#!").split()
+        interpreter = words[-1] if words and words[0].endswith("/env") else (words or [""])[0]
+        if "python" in Path(interpreter).name and (known := shutil.which(interpreter)):
+            return known
+    return find_training_python()
+
+
+def _libraries(torch: Path) -> Path:
+    """Builds the libraries for *torch*, unless they are there, and returns their folder."""
+    if shutil.which("g++") is None:
+        raise LaunchError(
+            "no g++, with which the virtual device is built", "apt-get install g++ binutils"
+        )
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zeromon" / "vgpu"
+    folder = cache / re.sub(r"\W+", "-", str(torch)).strip("-")
+    with show_working("building the virtual device, half a minute, once"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return build(torch, folder)
+        except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+            raise LaunchError(f"the virtual device cannot be built: {error}") from error
