@@ -49,11 +49,8 @@ def frozen_terms(models: Iterable[ModelSpec], plan: ShardPlan) -> Iterator[Term]
     """Yields the parameters of reference and reward models: sharded at stage 3, whole below it."""
     for model in models:
         split = plan.shard_ranks if plan.stage == ZeroStage.PARAMETERS else 1
-        yield Term(
-            role="frozen_param",
-            nbytes=model.params // split * plan.precision.compute_bytes,
-            cause=f"the frozen model {model.name} (--reference)",
-        )
+        nbytes = model.params // split * plan.precision.compute_bytes
+        yield Term("frozen_param", nbytes, f"the frozen model {model.name} (--reference)")
 
 
 def kv_cache_bytes(t: Transformer, tokens: int, itemsize: int = 2) -> int:
@@ -67,19 +64,13 @@ def kv_cache_bytes(t: Transformer, tokens: int, itemsize: int = 2) -> int:
 def generation_terms(model: ModelSpec, plan: ShardPlan, tokens: int) -> Iterator[Term]:
     """Yields what exists while the trained model generates *tokens*, the activations do not."""
     if tokens and model.architecture is not None:
-        yield Term(
-            role="kv_cache",
-            nbytes=kv_cache_bytes(model.architecture, tokens, plan.precision.compute_bytes),
-            cause="keys and values of the sequences that are generated at once (--rollout)",
-            during=During.GENERATION,
-        )
+        nbytes = kv_cache_bytes(model.architecture, tokens, plan.precision.compute_bytes)
+        cause = "keys and values of the sequences that are generated at once (--rollout)"
+        yield Term("kv_cache", nbytes, cause, during=During.GENERATION)
     if tokens and plan.stage == ZeroStage.PARAMETERS:
-        yield Term(
-            role="unsharded_param",
-            nbytes=model.params * plan.precision.compute_bytes,
-            cause="the whole model, gathered to generate (ds3_gather_for_generation)",
-            during=During.GENERATION,
-        )
+        nbytes = model.params * plan.precision.compute_bytes
+        cause = "the whole model, gathered to generate (ds3_gather_for_generation)"
+        yield Term("unsharded_param", nbytes, cause, during=During.GENERATION)
 
 
 RESERVE = 0.06
@@ -311,7 +302,7 @@ def activation_terms(setup: Setup) -> tuple[Term, ...]:
         return ()
     if setup.measured_activation_bytes is not None:
         nbytes = sequence_activation_bytes(setup, setup.plan) * setup.batch.sequences
-        return (Term(role=ACTIVATION, nbytes=nbytes, during=During.ACTIVATIONS),)
+        return (Term(ACTIVATION, nbytes, during=During.ACTIVATIONS),)
     shape = setup.model.architecture
     # A configuration has the micro-batch, and not the length
     if shape is None or setup.batch.length <= 1:

@@ -201,7 +201,7 @@ def _all_terms(described: Described) -> list[Term]:
         state_size = described.plan.optimizer.full_states * described.plan.precision.state_bytes
         terms = [t for t in terms if t.role != "optimizer_state"]
         nbytes = round(described.optimizer_numel * state_size)
-        terms.append(Term(role="optimizer_state", nbytes=nbytes))
+        terms.append(Term("optimizer_state", nbytes))
     if not described.optimizer_known:
         terms = [t for t in terms if t.role != "optimizer_state"]
     return terms
