@@ -130,13 +130,9 @@ def _fewer_calls(rank: RankSnapshot, moving: Sequence[CollectiveStatsRow]) -> Re
     saved = waits * max(0.0, 1 - calls_left / calls) if calls else 0.0
     if not saved:
         return None
+    cause = "each collective costs its latency, however small it is"
     return Remedy(
-        cause="each collective costs its latency, however small it is",
-        dialect=larger.form,
-        diff=larger.diff,
-        **_MERGED.seconds(saved),
-        price=larger.price,
-        takes=Pool.DEVICE,
+        cause, larger.form, larger.diff, **_MERGED.seconds(saved), price=larger.price, takes=Pool.DEVICE
     )
 
 

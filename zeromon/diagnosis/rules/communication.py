@@ -172,13 +172,10 @@ def _other_backend(rank: RankSnapshot) -> Remedy | None:
     hideable = min(
         rank.communication.exposed_seconds or 0.0, own_seconds(rank.steps.recent).get("backward", 0.0)
     )
-    return Remedy(
-        cause='"nccl" lets the compute stream wait as soon as DDP asks for the future of a bucket',
-        dialect=ConfigFormat.PYTHON,
-        diff=f'- init_process_group("nccl")\n+ init_process_group("{_ASYNC_BACKEND}")',
-        **_AT_MOST.seconds(hideable),
-        price="the backend that torch used by default until 2.14",
-    )
+    cause = '"nccl" lets the compute stream wait as soon as DDP asks for the future of a bucket'
+    diff = f'- init_process_group("nccl")\n+ init_process_group("{_ASYNC_BACKEND}")'
+    price = "the backend that torch used by default until 2.14"
+    return Remedy(cause, ConfigFormat.PYTHON, diff, **_AT_MOST.seconds(hideable), price=price)
 
 
 # ---- the bubble of a pipeline of stages ---------------------------------------------------------
@@ -211,13 +208,10 @@ def pipeline_bubble(run: RunSnapshot) -> Iterable[Match]:
 
 def _add_batches(row: PipelineRow, gain: float) -> Remedy:
     count = row.micro_batches
-    return Remedy(
-        cause="the pipeline fills and drains in every call of the schedule",
-        dialect=ConfigFormat.PIPELINE,
-        diff=f"- n_microbatches={count}\n+ n_microbatches={2 * count}",
-        **_AT_MOST.seconds(gain),
-        price="micro-batches of half the size, which a device may compute less efficiently",
-    )
+    cause = "the pipeline fills and drains in every call of the schedule"
+    diff = f"- n_microbatches={count}\n+ n_microbatches={2 * count}"
+    price = "micro-batches of half the size, which a device may compute less efficiently"
+    return Remedy(cause, ConfigFormat.PIPELINE, diff, **_AT_MOST.seconds(gain), price=price)
 
 
 def _new_split(row: PipelineRow, gain: float) -> Remedy:

@@ -198,20 +198,16 @@ def zero_plus_plus(run: RunSnapshot) -> Iterable[Match]:
     extra_bytes = unsharded_bytes(rank) // gathers.local_ranks
     if room_bytes(run, rank) < _ROOM * extra_bytes or not extra_bytes:
         return
-    yield Match(
-        gathers.text,
-        rank.rank,
-        Remedy(
-            cause=gathers.cause,
-            dialect=ConfigFormat.DEEPSPEED,
-            diff=f'+ "zero_hpz_partition_size": {gathers.local_ranks}'
-            + _QUANTIZED * (device_type(rank) == "cuda"),
-            **ACROSS_NODES.seconds(gathers.seconds),
-            price=f"{human_bytes(extra_bytes)} more on each rank",
-            takes=Pool.DEVICE,
-        ),
-        waits=Waits(gathers.share, AVOIDABLE),
+    remedy = Remedy(
+        cause=gathers.cause,
+        dialect=ConfigFormat.DEEPSPEED,
+        diff=f'+ "zero_hpz_partition_size": {gathers.local_ranks}'
+        + _QUANTIZED * (device_type(rank) == "cuda"),
+        **ACROSS_NODES.seconds(gathers.seconds),
+        price=f"{human_bytes(extra_bytes)} more on each rank",
+        takes=Pool.DEVICE,
     )
+    yield Match(gathers.text, rank.rank, remedy, waits=Waits(gathers.share, AVOIDABLE))
 
 
 # ---- overlap ----------------------------------------------------------------------------------------
@@ -239,21 +235,19 @@ def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
         diff_lines = ['- "reduce_scatter": false', '+ "reduce_scatter": true'] if is_off else []
         if stage < 3:  # without this, whole buckets are all-reduced there
             diff_lines.append(f"+ {_TO_EACH_RANK}")
-        yield Match(
-            f"gradients are all-reduced over {rank.world_size} ranks; each updates its own part",
-            rank.rank,
-            Remedy(
-                cause="reduce_scatter is off: a reduce-scatter sends half the bytes"
-                if is_off
-                else "whole buckets are all-reduced; a reduction to each rank sends half the bytes",
-                dialect=ConfigFormat.DEEPSPEED,
-                diff="\n".join(diff_lines),
-                effect=f"a rank sends {human_bytes(saved)} less each time that gradients are reduced"
-                if saved
-                else "half the bytes of the reduction",
-                price="more calls, and smaller ones" if stage < 3 else "none",
-            ),
+        evidence = f"gradients are all-reduced over {rank.world_size} ranks; each updates its own part"
+        remedy = Remedy(
+            cause="reduce_scatter is off: a reduce-scatter sends half the bytes"
+            if is_off
+            else "whole buckets are all-reduced; a reduction to each rank sends half the bytes",
+            dialect=ConfigFormat.DEEPSPEED,
+            diff="\n".join(diff_lines),
+            effect=f"a rank sends {human_bytes(saved)} less each time that gradients are reduced"
+            if saved
+            else "half the bytes of the reduction",
+            price="more calls, and smaller ones" if stage < 3 else "none",
         )
+        yield Match(evidence, rank.rank, remedy)
 
 
 def _waits_for_whole_buckets(rank: RankSnapshot) -> bool:

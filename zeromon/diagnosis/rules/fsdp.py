@@ -223,20 +223,16 @@ def full_shard_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     if room_bytes(run, rank) < _ROOM * extra or not extra:
         return
     form, diff = _within_nodes(rank, gathers.nodes, gathers.local_ranks)
-    yield Match(
-        gathers.text,
-        rank.rank,
-        Remedy(
-            cause=gathers.cause,
-            dialect=form,
-            diff=diff,
-            **ACROSS_NODES.seconds(gathers.seconds),
-            price=f"{human_bytes(extra)} more on each rank, and an all-reduce of gradients between "
-            "the nodes",
-            takes=Pool.DEVICE,
-        ),
-        waits=Waits(gathers.share, AVOIDABLE),
+    remedy = Remedy(
+        cause=gathers.cause,
+        dialect=form,
+        diff=diff,
+        **ACROSS_NODES.seconds(gathers.seconds),
+        price=f"{human_bytes(extra)} more on each rank, and an all-reduce of gradients between "
+        "the nodes",
+        takes=Pool.DEVICE,
     )
+    yield Match(gathers.text, rank.rank, remedy, waits=Waits(gathers.share, AVOIDABLE))
 
 
 def _within_nodes(rank: RankSnapshot, nodes: int, local: int) -> tuple[ConfigFormat, str]:

@@ -47,12 +47,8 @@ def oom_risk(run: RunSnapshot) -> Iterable[Match]:
             remedy = _oom_ladder(run, rank, risk)
             if risk.cause == RiskCause.GROWTH:
                 remedy = _DESTROYED if engines else _KEEP_LESS
-            yield Match(
-                risk_text(risk, rank) + (engine_note or _what_else_grows(risk, rank)),
-                rank.rank,
-                remedy,
-                severity,
-            )
+            evidence = risk_text(risk, rank) + (engine_note or _what_else_grows(risk, rank))
+            yield Match(evidence, rank.rank, remedy, severity)
 
 
 def _engines_that_grow(run: RunSnapshot, rank: RankSnapshot, risk: Risk) -> int:
