@@ -90,21 +90,20 @@ def tensor_parallel_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     share = share_of_step(rank, waits)
     if share < MIN_SHARE:
         return
-    yield Match(
+    evidence = (
         f"{dimension.name} of {dimension.size} ranks spans {dimension.nodes} nodes, and its collectives "
-        f"wait {human_seconds(waits)} per step ({human_ratio(share)})",
-        rank.rank,
-        Remedy(
-            cause="every layer communicates in this dimension, and each call crosses the network",
-            dialect=ConfigFormat.PYTHON,
-            diff=f'+ init_device_mesh("{device_type(rank)}", (..., tp), '
-            f'mesh_dim_names=(..., "{dimension.name}"))'
-            "  # the last dimension, and not more than the ranks of a node",
-            **ACROSS_NODES.seconds(waits),
-            price="another dimension then crosses the nodes: one that communicates once a step",
-        ),
-        waits=Waits(share, AVOIDABLE),
+        f"wait {human_seconds(waits)} per step ({human_ratio(share)})"
     )
+    remedy = Remedy(
+        cause="every layer communicates in this dimension, and each call crosses the network",
+        dialect=ConfigFormat.PYTHON,
+        diff=f'+ init_device_mesh("{device_type(rank)}", (..., tp), '
+        f'mesh_dim_names=(..., "{dimension.name}"))'
+        "  # the last dimension, and not more than the ranks of a node",
+        **ACROSS_NODES.seconds(waits),
+        price="another dimension then crosses the nodes: one that communicates once a step",
+    )
+    yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))
 
 
 @rule("ZM301")

@@ -80,22 +80,21 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
         f'- "{limit.setting}": {values[limit.setting]}\n+ "{limit.setting}": {limit.larger:.0f}'
         for limit in limits
     )
-    yield Match(
+    evidence = (
         f"{human_ratio(share)} of the gathered parameter bytes are requested only when they are needed; "
         f"waiting for them takes {human_ratio(waits)} of a step "
-        f"({', '.join(f'{setting} is {value}' for setting, value in values.items())})",
-        rank.rank,
-        Remedy(
-            cause=limits[0].cause,
-            dialect=ConfigFormat.DEEPSPEED,
-            diff="\n".join(diff_lines),
-            **_GATHERED_AHEAD.seconds(waits * (rank.steps.median_seconds or 0.0)),
-            price=f"up to {human_count(limits[-1].larger)} elements are gathered "
-            f"{'at once' if limits[-1].setting == _MAX_LIVE else 'ahead'}",
-            takes=Pool.DEVICE,
-        ),
-        waits=Waits(waits, _LATE_GATHERS),
+        f"({', '.join(f'{setting} is {value}' for setting, value in values.items())})"
     )
+    remedy = Remedy(
+        cause=limits[0].cause,
+        dialect=ConfigFormat.DEEPSPEED,
+        diff="\n".join(diff_lines),
+        **_GATHERED_AHEAD.seconds(waits * (rank.steps.median_seconds or 0.0)),
+        price=f"up to {human_count(limits[-1].larger)} elements are gathered "
+        f"{'at once' if limits[-1].setting == _MAX_LIVE else 'ahead'}",
+        takes=Pool.DEVICE,
+    )
+    yield Match(evidence, rank.rank, remedy, waits=Waits(waits, _LATE_GATHERS))
 
 
 class _Limit(NamedTuple):
@@ -279,17 +278,16 @@ def overlap_comm_off(run: RunSnapshot) -> Iterable[Match]:
     if share < MIN_SHARE:
         return
     hideable = min(exposed_seconds(buckets), own_seconds(rank.steps.recent).get("backward", 0.0))
-    yield Match(
+    evidence = (
         f"reducing gradients waits {human_seconds(exposed_seconds(buckets))} per step "
-        f"({human_ratio(share)}), and overlap_comm is off",
-        rank.rank,
-        Remedy(
-            cause="buckets are reduced on the stream on which backward computes",
-            dialect=ConfigFormat.DEEPSPEED,
-            diff='- "overlap_comm": false\n+ "overlap_comm": true',
-            **_OVERLAPPED.seconds(hideable),
-            price="a second bucket of reduce_bucket_size elements",
-            takes=Pool.DEVICE,
-        ),
-        waits=Waits(share, AVOIDABLE),
+        f"({human_ratio(share)}), and overlap_comm is off"
     )
+    remedy = Remedy(
+        cause="buckets are reduced on the stream on which backward computes",
+        dialect=ConfigFormat.DEEPSPEED,
+        diff='- "overlap_comm": false\n+ "overlap_comm": true',
+        **_OVERLAPPED.seconds(hideable),
+        price="a second bucket of reduce_bucket_size elements",
+        takes=Pool.DEVICE,
+    )
+    yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))

@@ -61,13 +61,12 @@ def offload_waits(run: RunSnapshot) -> Iterable[Match]:
     waits = share * (rank.steps.median_seconds or 0.0)
     disk = transfer.path.startswith("disk")
     rate = human_rate(transfer.bytes_per_second)
-    yield Match(
+    evidence = (
         f"{human_ratio(share)} of a step waits for offloaded state to move; most for "
-        f"{transfer.path}, at {rate}{_compare_with_peak(run, rank, transfer)}",
-        rank.rank,
-        _disk_remedy(run, rank, transfer, waits) if disk else _within_host(waits),
-        waits=Waits(share, BLOCKED, rank.rank),
+        f"{transfer.path}, at {rate}{_compare_with_peak(run, rank, transfer)}"
     )
+    remedy = _disk_remedy(run, rank, transfer, waits) if disk else _within_host(waits)
+    yield Match(evidence, rank.rank, remedy, waits=Waits(share, BLOCKED, rank.rank))
 
 
 def _bound_by_link(rank: RankSnapshot) -> Iterable[Match]:
@@ -79,12 +78,11 @@ def _bound_by_link(rank: RankSnapshot) -> Iterable[Match]:
     share = share_of_step(rank, nbytes / rate)
     if share < BLOCKED.critical:
         return
-    yield Match(
+    evidence = (
         f"{human_bytes(nbytes)} per step go one way between device and host: at what {link} that takes "
-        f"{human_seconds(nbytes / rate)} at least, {human_ratio(share)} of a step",
-        rank.rank,
-        _less_often(rank, "the link needs that long for so many bytes"),
+        f"{human_seconds(nbytes / rate)} at least, {human_ratio(share)} of a step"
     )
+    yield Match(evidence, rank.rank, _less_often(rank, "the link needs that long for so many bytes"))
 
 
 def _most_between_host_and_device(rank: RankSnapshot) -> float:
@@ -427,12 +425,11 @@ def offload_without_need(run: RunSnapshot) -> Iterable[Match]:
     if rank is None or not _fits_on_device(run, rank, state_bytes):
         return
     diff = '- "offload_optimizer": {"device": "cpu"}'
-    yield Match(
+    evidence = (
         f"the optimizer on the host takes {human_seconds(seconds)} per step ({human_ratio(share)})"
-        f", and the device has room for its {human_bytes(state_bytes)}",
-        rank.rank,
-        _off_the_cpu(diff, _ALL_ON_DEVICE, seconds, state_bytes),
+        f", and the device has room for its {human_bytes(state_bytes)}"
     )
+    yield Match(evidence, rank.rank, _off_the_cpu(diff, _ALL_ON_DEVICE, seconds, state_bytes))
 
 
 def _part_on_device(seconds: float, state_bytes: int) -> Remedy:
