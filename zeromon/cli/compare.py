@@ -43,7 +43,7 @@ from zeromon.compare.thresholds import NAMES, Verdict, judge_limits, parse_limit
 from zeromon.readout.tables import aligned_table
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
-from zeromon.storage.step_history import by_step, frame_of_steps
+from zeromon.storage.step_history.queries import by_step, frame_of_steps
 from zeromon.tui.drawing import Curve, Plot, draw_chart, draw_legend
 from zeromon.tui.line import plain_text
 

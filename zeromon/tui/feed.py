@@ -15,7 +15,7 @@ from zeromon.sources.base import SPEEDS, Output, Playback, Source
 from zeromon.sources.live import LiveSource, runs_of_node
 from zeromon.sources.replay import StoreSource
 from zeromon.storage.run_store import StepQuery, Store
-from zeromon.storage.step_history import Series
+from zeromon.storage.step_history.rows import Series
 from zeromon.tui.event_log import LogEntry, events_between_snapshots, opening_entries
 from zeromon.tui.line import clean
 

@@ -30,7 +30,7 @@ from zeromon.sources.prometheus.history import History
 from zeromon.sources.prometheus.promql import Choice
 from zeromon.sources.prometheus.reader import MANY, Details, Reader, Reading, Wanted
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery
-from zeromon.storage.step_history import Series
+from zeromon.storage.step_history.rows import Series
 
 _REST = 8
 """The server is left alone for so many times as long as its answer took."""
