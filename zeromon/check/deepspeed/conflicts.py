@@ -1,12 +1,13 @@
 """Checks of settings that contradict each other, or have no effect."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from zeromon.check.deepspeed.fields import ZERO, fills_autos, precision_of, stage_of
 from zeromon.check.problem import (
     AUTO,
+    NAMES,
     Config,
     Machine,
     Path,
@@ -16,29 +17,13 @@ from zeromon.check.problem import (
     without_effect,
 )
 
-_ONLY_STAGE_3 = (
-    "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
-    "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
-    "stage3_gather_16bit_weights_on_model_save", "stage3_module_granularity_threshold",
-    "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential", "prefetch_bucket_size",
-    "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters",
-    "max_reuse_distance", "gather_16bit_weights_on_model_save", "sub_group_size", "offload_param",
-    "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
-    "memory_efficient_linear",
-)  # fmt: skip
+_ONLY_STAGE_3: Sequence[str] = NAMES["deepspeed"]["only_stage_3"]
 """Settings that DeepSpeedEngine._configure_zero_optimizer passes to the stage 3 optimizer alone."""
 
-_ONLY_STAGES_1_AND_2 = (
-    "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "ignore_unused_parameters",
-    "round_robin_gradients", "parameter_alignment",
-)  # fmt: skip
+_ONLY_STAGES_1_AND_2: Sequence[str] = NAMES["deepspeed"]["only_stages_1_and_2"]
 """Settings that the same method passes to the optimizer of stages 1 and 2 alone."""
 
-_NOT_STAGE_0 = (
-    "reduce_bucket_size", "overlap_comm", "reduce_scatter", "contiguous_gradients",
-    "allgather_partitions", "use_multi_rank_bucket_allreduce", "ignore_unused_parameters",
-    "round_robin_gradients", "parameter_alignment",
-)  # fmt: skip
+_NOT_STAGE_0: Sequence[str] = NAMES["deepspeed"]["not_stage_0"]
 
 _NEED_ZERO = (
     ("fp16", "fp16_master_weights_and_grads"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from zeromon.check.problem import (
     AUTO,
+    NAMES,
     Config,
     Machine,
     Path,
@@ -400,17 +401,7 @@ def precision_of(config: Config, name: str) -> bool | None:
     return None if value == AUTO else bool(is_on(value))
 
 
-_FILLED = frozenset((
-    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
-    "gradient_clipping", "fp16.enabled", "bf16.enabled", f"{ZERO}.stage",
-    *(f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_decay")),
-    *(f"scheduler.params.{name}" for name in (
-        "warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")),
-    *(f"{ZERO}.{name}" for name in (
-        "reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
-        "stage3_gather_16bit_weights_on_model_save", "offload_optimizer.device",
-        "offload_optimizer.nvme_path", "offload_param.device", "offload_param.nvme_path")),
-))  # fmt: skip
+_FILLED: Collection[str] = NAMES["deepspeed"]["filled"]
 """Settings whose "auto" is replaced, by HfTrainerDeepSpeedConfig or DeepSpeedPlugin."""
 
 HJSON_FIX = "remove comments and trailing commas, and quote keys with double quotes"
