@@ -14,7 +14,7 @@ from zeromon.base.units import (
     wrap_paragraph,
 )
 from zeromon.memory.reconcile import role_bytes, unattributed_memory
-from zeromon.readout import figures
+from zeromon.readout import figures, ledger
 from zeromon.readout.breakdown import (
     PART_NAMES,
     PARTS,
@@ -36,16 +36,6 @@ from zeromon.readout.communication_report import (
     stage_block,
 )
 from zeromon.readout.death_report import attempt_block, deaths
-from zeromon.readout.ledger import (
-    JobLedger,
-    activity_texts,
-    cause_text,
-    checkpoint_text,
-    energy_text,
-    goodput_headline,
-    job_ledger,
-    startup_parts_text,
-)
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.tables import RANK_COLUMNS, Column, aligned_table, pick_columns, text_table
 from zeromon.readout.text import (
@@ -248,12 +238,12 @@ def head_block(run: RunSnapshot, annotation: About) -> str:
     started = [rank for rank in run.ranks if rank.ledger.startup_seconds is not None]
     if started:
         longest = max(started, key=lambda rank: rank.ledger.startup_seconds or 0.0)
-        stages = startup_parts_text(longest) or "imports, set-up, first batch"
+        stages = ledger.startup_parts_text(longest) or "imports, set-up, first batch"
         setup = f"{human_seconds(longest.ledger.startup_seconds)} until the first step: {stages}"
         rows.append(_wrap_text(f"start-up  {setup}"))
     if joined := joined_text(run):
         rows.append(f"  watched   {joined.removeprefix('watched ')}")
-    if used := energy_text(run):
+    if used := ledger.energy_text(run):
         rows.append(f"  energy    {used}")
     rows.append(f"  duration  {human_seconds(max(0.0, run.taken_wall - run.started_wall))}")
     return "\n".join(rows)
@@ -376,23 +366,23 @@ def ledger_block(runs: Sequence[RunSnapshot], per: Sequence[tuple[str, float]] =
 
     *per*: further columns, with what a second is worth in each (kWh, money).
     """
-    job = job_ledger(runs)
+    job = ledger.job_ledger(runs)
     if not job.rows:
         return ""
     work = [(job.unit, job.per_second)] if job.unit else []
-    blocks = [f"Ledger: {goodput_headline(job)}", _ledger_table(job, [*work, *per])]
+    blocks = [f"Ledger: {ledger.goodput_headline(job)}", _ledger_table(job, [*work, *per])]
     blocks += [f"  {note}" for note in (job.unit_note, *job.notes)]
-    saves = checkpoint_text(runs[-1])
+    saves = ledger.checkpoint_text(runs[-1])
     return "\n".join([*blocks, f"  {saves}"] if saves else blocks)
 
 
-def _ledger_table(job: JobLedger, per: Sequence[tuple[str, float]]) -> str:
+def _ledger_table(job: ledger.JobLedger, per: Sequence[tuple[str, float]]) -> str:
     def cells_of_row(name: str, seconds: float) -> tuple[str, ...]:
         amounts = (seconds * factor for _, factor in per)
         worth = (human_count(a) if a >= 1000 else f"{a:.4g}" for a in amounts)
         return name, human_seconds(seconds), human_ratio(seconds / job.rank_seconds), *worth
 
-    rows = [cells_of_row(cause_text(row), row.seconds) for row in job.rows]
+    rows = [cells_of_row(ledger.cause_text(row), row.seconds) for row in job.rows]
     header = ("cause", "of all ranks", "share", *(name for name, _ in per))
     body = aligned_table(header, [*rows, cells_of_row("sum", job.rank_seconds)]).splitlines()
     bars = ["", *("#" * round(_BAR * job.share(row)) for row in job.rows), ""]
@@ -401,7 +391,7 @@ def _ledger_table(job: JobLedger, per: Sequence[tuple[str, float]]) -> str:
 
 def activities(run: RunSnapshot) -> str:
     """The activities of the training loops beside training; "" where nothing was seen."""
-    notes = activity_texts(run)
+    notes = ledger.activity_texts(run)
     return "Besides training steps\n" + "\n".join(f"  {note}" for note in notes) if notes else ""
 
 

@@ -65,36 +65,25 @@ def two_names(config: Config, _: Machine) -> Iterator[Problem]:
 
 
 def stage_conflicts(config: Config, _: Machine) -> Iterator[Problem]:
-    """Yields settings that DeepSpeed refuses at the ZeRO stage of *config*."""
+    """Yields settings that DeepSpeed refuses at the ZeRO stage of *config*, or beside others in bf16."""
     stage = stage_of(config)
     if stage is None:
         return
     ratio = config.number(ZERO, "offload_optimizer", "ratio")
     if ratio is not None and ratio < 1 and stage < 3:
-        path: Path = (ZERO, "offload_optimizer", "ratio")
         message = f"a part of the optimizer is offloaded only at stage 3, and this is stage {stage}"
-        yield config.problem("ZM105", "error", path, message, config.write("ratio", 1.0))
+        yield config.change("ZM105", "error", (ZERO, "offload_optimizer", "ratio"), message, 1.0)
     if config.is_on(ZERO, "compute_grad_norm") is False and stage not in (1, 2):
         path = (ZERO, "compute_grad_norm")
         message = f"compute_grad_norm can be off only at stages 1 and 2, and this is stage {stage}"
         yield config.problem("ZM105", "error", path, message, "remove compute_grad_norm")
     if str(config.get("gradient_allreduce_op", default="")).lower() == "sum" and stage == 3:
-        path = ("gradient_allreduce_op",)
         message = "gradients cannot be summed at stage 3"
-        yield config.problem(
-            "ZM105", "error", path, message, config.write("gradient_allreduce_op", "mean")
-        )
+        yield config.change("ZM105", "error", ("gradient_allreduce_op",), message, "mean")
     for section, name in _NEED_ZERO:
         if config.is_on(section, name) and not stage:
             message = f"{name} needs ZeRO stage 1, 2 or 3, and this is stage 0"
-            fix = config.write(name, False)
-            yield config.problem("ZM105", "error", (section, name), message, fix)
-
-
-def bf16_needs(config: Config, _: Machine) -> Iterator[Problem]:
-    """Yields optimizer states in bf16 without master weights in bf16."""
-    if stage_of(config) is None:
-        return
+            yield config.change("ZM105", "error", (section, name), message, False)
     if config.is_on("bf16", "bf16_optimizer_states") and not is_on(
         config.get("bf16", "bf16_master_weights_and_grads")
     ):
@@ -121,8 +110,7 @@ def no_effect(config: Config, _: Machine) -> Iterator[Problem]:
     nvme = config.get(ZERO, "offload_optimizer", "device") == "nvme"
     if nvme and stage in (1, 2):
         message = f"at stage {stage} the optimizer goes to host memory: only stage 3 uses NVMe"
-        path = (ZERO, "offload_optimizer", "device")
-        yield config.problem("ZM106", "warning", path, message, config.write("device", "cpu"))
+        yield config.change("ZM106", "warning", (ZERO, "offload_optimizer", "device"), message, "cpu")
 
 
 def _has_value(config: Config, name: str) -> bool:

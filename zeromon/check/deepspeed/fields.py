@@ -214,8 +214,7 @@ def _out_of_range(config: Config) -> Iterator[Problem]:
             yield config.problem("ZM103", "error", (name,), message, f'a number, or "{AUTO}"')
         elif isinstance(value, str) and value != AUTO:  # compared as it is, and never equal
             message = f"{name} must be a number, not the text {_value_text(value)}"
-            fix = config.write(name, parse_whole(value))
-            yield config.problem("ZM103", "error", (name,), message, fix)
+            yield config.change("ZM103", "error", (name,), message, parse_whole(value))
     for name in ("communication_data_type", "seq_parallel_communication_data_type"):
         value = config.get(name)
         if value not in (None, AUTO) and str(value).lower() not in ("fp16", "bf16", "fp32"):
@@ -227,8 +226,7 @@ def _out_of_range(config: Config) -> Iterator[Problem]:
             if value is not None and value <= 0:
                 message = f"fp16.{name} must be more than 0 where the loss scale is dynamic"
                 default = {"loss_scale_window": 1000, "min_loss_scale": 1}[name]
-                fix = config.write(name, default)
-                yield config.problem("ZM103", "error", ("fp16", name), message, fix)
+                yield config.change("ZM103", "error", ("fp16", name), message, default)
 
 
 def deprecated_names(config: Config, _: Machine) -> Iterator[Problem]:
