@@ -143,7 +143,8 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from builders import summary
-from zeromon.storage.step_history import Writer, row_of
+from zeromon.storage.step_history.rows import row_of
+from zeromon.storage.step_history.writer import Writer
 writer = Writer(Path(sys.argv[1]), segment_rows=400)
 step = min(writer._last.get(rank, 0) for rank in range(4)) // 100_000 + 1
 while True:
@@ -172,6 +173,7 @@ def test_killed_at_any_moment_no_acknowledged_row_is_lost(tmp_path: Path, rounds
         said = [int(line) for line in writing.stdout.read().split("\n") if line.strip().isdigit()]
         writing.wait()
         last = max([last, *said])
+    assert last  # a writer that never began would lose nothing
     whole, broken = load_all_rows(folder)
     assert broken == ()
     found = whole.select("rank", "step").rows()
