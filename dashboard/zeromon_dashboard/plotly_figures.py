@@ -564,10 +564,8 @@ def _late_arrival_arrows(lanes: Lanes, rows: Sequence[_Row]) -> list[dict[str, A
     late.sort(key=lambda arrival: arrival.first_ns - arrival.at_ns)
     arrows = []
     for arrival in late[:_MAX_ARROWS]:
-        tail, head = (
-            _lane_number(rows, arrival, arrival.first_rank),
-            _lane_number(rows, arrival, arrival.rank),
-        )
+        tail = _lane_number(rows, arrival, arrival.first_rank)
+        head = _lane_number(rows, arrival, arrival.rank)
         if tail is not None and head is not None:
             arrows.append(
                 {

@@ -295,10 +295,8 @@ def at_stage_3(config: Config, ds_config: Config | None, machine: Machine) -> It
     message = "a model is saved as shards, which zero_to_fp32.py must merge"
     if ds_config is not None:
         if ds_config.get(ZERO, gather) == AUTO:  # accelerate fills in false
-            path, fix = (
-                (DEEPSPEED, "deepspeed_config_file"),
-                f"{ds_config.write(gather, True)} in that file",
-            )
+            path = (DEEPSPEED, "deepspeed_config_file")
+            fix = f"{ds_config.write(gather, True)} in that file"
             yield config.problem("ZM701", "info", path, message, fix)
     # A setting of DeepSpeed's here is ignored, and unknown_names() moves it to where it works
     elif not any(config.is_on(DEEPSPEED, setting) for setting in (name, gather)):

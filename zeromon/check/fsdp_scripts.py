@@ -173,9 +173,8 @@ def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
         origins = {origin for expr in loaded for origin in script.flow.reach(expr)}
         if _SMALL_STATE.search(ast.unparse(node.func).lower()):
             continue
-        for call in [
-            loads.pop(source) for source in [*loads] if source in origins
-        ]:  # once for each file
+        # pop(): once for each file
+        for call in [loads.pop(source) for source in [*loads] if source in origins]:
             if call.node not in guarded and _reads_whole_file(script, call):
                 message = "every rank loads the whole checkpoint into the memory of its host"
                 fix = 'torch.load(path, mmap=True, map_location="cpu"), or torch.distributed.checkpoint'

@@ -184,9 +184,8 @@ def _fold_mixed_precision(state: RankState, e: events.Precision) -> None:
     engine.nonfinite += not is_finite
     # Of several engines, each has a norm of its own, and none is that of the rank
     if len(state.engines) == 1 and (is_finite or math.isnan(e.loss_scale)):
-        _keep_scalar(
-            state, events.Scalar.GRAD_NORM, e.grad_norm, state.step + 1
-        )  # else it is a scale that is tried
+        # Else it is a scale that is tried
+        _keep_scalar(state, events.Scalar.GRAD_NORM, e.grad_norm, state.step + 1)
 
 
 @folds_event(events.ScalarValue)

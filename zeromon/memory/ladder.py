@@ -406,7 +406,8 @@ _STEPS: tuple[_Step, ...] = (
     _BUCKET_VIEWS, _fused_optimizer, _cheap_stage, _cheap_stage, _NOT_PINNED, _SUB_GROUPS,
     _REDUCE_BUCKET, _NO_OVERLAP, _live_params, _NO_PERSIST, _cut_linear, _to_bf16, _micro_batch,
     _recompute_on, _stage_3, _NOT_HYBRID, _live_params, _NO_SECOND_COPY,
-    partial(_micro_batch, to_one=True), _OPTIMIZER_IN_8_BITS, _to_host, _OFFLOAD_PARAMETERS, _TO_NVME, _PARAMETERS_TO_NVME,
+    partial(_micro_batch, to_one=True), _OPTIMIZER_IN_8_BITS, _to_host, _OFFLOAD_PARAMETERS, _TO_NVME,
+    _PARAMETERS_TO_NVME,
 )  # fmt: skip
 """In order of price: what costs nothing, what compute may hide, recomputation and more bytes on the
 links, accuracy of the optimizer, and last the host and the disk."""

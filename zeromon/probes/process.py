@@ -273,9 +273,8 @@ def announce_task(folder: Path) -> bool:
     facts = {"pid": os.getpid(), "mono_ns": started_ns}
     replace_file(folder / f"task.{os.getpid()}.json", json.dumps(facts))
     tasks = (task for path in folder.glob(TASKS) if (task := _read_task(path)) is not None)
-    return not any(
-        born < started_ns and ProcessWatch(pid, born).alive() for pid, born in tasks
-    )  # the file of this process is not older than itself
+    # The file of this process is not older than itself
+    return not any(born < started_ns and ProcessWatch(pid, born).alive() for pid, born in tasks)
 
 
 def withdraw_task(folder: Path) -> None:

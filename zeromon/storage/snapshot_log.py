@@ -179,9 +179,8 @@ def segment_paths(folder: Path) -> list[Path]:
         if not _NAME.fullmatch(path.name):
             continue
         first_number, last_number = _segment_numbers(path)
-        while (
-            files and _segment_numbers(files[-1])[0] >= first_number
-        ):  # names sort by first, then last: a wider one
+        # Names sort by first, then last: a wider one
+        while files and _segment_numbers(files[-1])[0] >= first_number:
             files.pop()
         if not files or _segment_numbers(files[-1])[1] < last_number:
             files.append(path)

@@ -132,11 +132,9 @@ _NOT_COPIED = Gain(0.4, 1.2)
 
 def _disk_remedy(run: RunSnapshot, rank: RankSnapshot, transfer: TransferRow, waits: float) -> Remedy:
     """The remedy for the limit: of the cgroup, of requests to the disk, or of the disk itself."""
-    achieved, limit, disk = (
-        _path_rate(run, transfer.path),
-        rank.path_peak(transfer.path)[0],
-        rank.machine.disk,
-    )
+    achieved = _path_rate(run, transfer.path)
+    limit = rank.path_peak(transfer.path)[0]
+    disk = rank.machine.disk
     if limit and achieved >= _USED_UP * limit:
         return _fewer_bytes(run, rank, f"the cgroup allows no more than {human_rate(limit)}", waits)
     if disk is None or not disk.busy_bytes_per_second:
