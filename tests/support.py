@@ -29,7 +29,8 @@ from zeromon.export.prometheus.metrics import Writer
 from zeromon.ring.ring_file import remove_ring_file
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
-from zeromon.storage.step_history import collect_segment_rows, seg_files
+from zeromon.storage.step_history.queries import collect_segment_rows
+from zeromon.storage.step_history.rows import seg_files
 
 ROOT = Path(__file__).resolve().parents[1]
 ENDED_WELL = ("finished", "ended")

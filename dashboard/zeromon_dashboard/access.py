@@ -11,22 +11,7 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
-from zeromon.sources.access import (
-    ADDRESS,
-    COOKIE,
-    Policy,
-    Receive,
-    Request,
-    Scope,
-    Send,
-    bounded_receive,
-    derive_server_key,
-    headers_of_scope,
-    is_token,
-    refusal_of,
-    request_of_scope,
-    send_text_answer,
-)
+from zeromon.sources import access
 
 _MAX_BODY_BYTES = 1 << 20
 _BY_PAGES = ("/_dash-update-component",)
@@ -35,9 +20,9 @@ _LOG = logging.getLogger("uvicorn.error")
 _SECONDS_OF_COOKIE = 7 * 24 * 3600
 
 
-def policy_of(token: str, *, loopback: bool) -> Policy:
+def policy_of(token: str, *, loopback: bool) -> access.Policy:
     """Every request needs *token*, on loopback too."""
-    return Policy(
+    return access.Policy(
         loopback=loopback,
         token=token,
         token_hint="open the address that zeromon dash printed: it has a key",
@@ -54,7 +39,7 @@ def server_name(port: int) -> str:
 
 def address_key(token: str, port: int) -> str:
     """The key that the printed address brings, as ``token``."""
-    return derive_server_key(token, ADDRESS, server_name(port))
+    return access.derive_server_key(token, access.ADDRESS, server_name(port))
 
 
 class Guard:
@@ -76,10 +61,10 @@ class Guard:
         self._policy = policy_of(token, loopback=loopback)
         self._cookie = f"zeromon-{port}"
         self._address_key = address_key(token, port)
-        self._cookie_key = derive_server_key(token, COOKIE, server_name(port))
+        self._cookie_key = access.derive_server_key(token, access.COOKIE, server_name(port))
         self._hashes = hashes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: access.Scope, receive: access.Receive, send: access.Send) -> None:
         """Refuses a request, redirects one that brings a token, or passes it on."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
@@ -87,14 +72,14 @@ class Guard:
         if scope["type"] != "http":  # no page uses a web socket
             return await send({"type": "websocket.close", "code": 1008})
         request, brought = self._read(scope)
-        refused = refusal_of(request, self._policy)
+        refused = access.refusal_of(request, self._policy)
         if refused is not None:
-            return await send_text_answer(send, refused.status, refused.reason)
-        if is_token(brought, self._address_key):
+            return await access.send_text_answer(send, refused.status, refused.reason)
+        if access.is_token(brought, self._address_key):
             return await self._redirect_without_key(scope, send)
         try:
             await self.app(
-                scope, bounded_receive(receive, _MAX_BODY_BYTES), self._wrap_send(scope, send)
+                scope, access.bounded_receive(receive, _MAX_BODY_BYTES), self._wrap_send(scope, send)
             )
         except Exception as error:
             if request.path not in _BY_PAGES and not _is_dash_script(request.path):
@@ -102,13 +87,15 @@ class Guard:
             if request.path in _BY_PAGES:  # it was answered with 400, and may be a fault of ours
                 _LOG.error("a callback failed", exc_info=error)
 
-    def _read(self, scope: Scope) -> tuple[Request, str]:
+    def _read(self, scope: access.Scope) -> tuple[access.Request, str]:
         """The request, and the key that its address brings."""
         query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
         brought = query.get("token", "")
-        cookie = self._key_from_cookie(headers_of_scope(scope).get(b"cookie", ""))
-        has_key = is_token(brought, self._address_key) or is_token(cookie, self._cookie_key)
-        return request_of_scope(scope, self._token if has_key else ""), brought
+        cookie = self._key_from_cookie(access.headers_of_scope(scope).get(b"cookie", ""))
+        has_key = access.is_token(brought, self._address_key) or access.is_token(
+            cookie, self._cookie_key
+        )
+        return access.request_of_scope(scope, self._token if has_key else ""), brought
 
     def _key_from_cookie(self, header: str) -> str:
         # A browser also sends the cookies of all other servers on this host, and SimpleCookie returns
@@ -116,7 +103,7 @@ class Guard:
         pairs = (pair.strip().partition("=") for pair in header.split(";"))
         return next((value for name, _, value in pairs if name == self._cookie), "")
 
-    async def _redirect_without_key(self, scope: Scope, send: Send) -> None:
+    async def _redirect_without_key(self, scope: access.Scope, send: access.Send) -> None:
         """Redirects to the address without the key, which would stay in the browser's history."""
         pairs = [
             pair for pair in parse_qsl(scope["query_string"].decode("latin-1")) if pair[0] != "token"
@@ -135,7 +122,7 @@ class Guard:
         await send({"type": "http.response.start", "status": 303, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 
-    def _wrap_send(self, scope: Scope, send: Send) -> Send:
+    def _wrap_send(self, scope: access.Scope, send: access.Send) -> access.Send:
         """*send*, with security headers added, and 404 where a page says that a thing is not there."""
         path = scope["path"]
 

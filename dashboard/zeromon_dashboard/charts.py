@@ -16,7 +16,7 @@ from zeromon.readout import charts as specs
 from zeromon.readout.charts import ChartSpec, Read, StepRow, rows_of
 from zeromon.readout.figures import RATIO
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.step_history import LEAST, MEDIAN, MOST
+from zeromon.storage.step_history.queries import LEAST, MEDIAN, MOST
 
 Series = Mapping[str, Sequence[int]]
 """Columns of a history: ``rank``, ``step``, ``duration_us``, ``exposed_us``, ... by name."""

@@ -19,15 +19,9 @@ from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.source import ListedRun, find_listed_runs, only_listed_run, runs_of
 from zeromon.sources.replay import StoreSource
 from zeromon.storage.run_store import Manifest, StepQuery, Store
-from zeromon.storage.step_history import (
-    Row,
-    Series,
-    by_step,
-    frame_of_steps,
-    row_of,
-    rows_frame,
-    thin_series,
-)
+from zeromon.storage.step_history.queries import by_step, frame_of_steps, thin_series
+from zeromon.storage.step_history.rows import Row, Series, row_of
+from zeromon.storage.step_history.writer import rows_frame
 from zeromon_dashboard.url_state import Route
 
 _FRESH_SECONDS = 0.9

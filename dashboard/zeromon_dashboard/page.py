@@ -8,7 +8,7 @@ from zeromon.compare.comparison import Comparison
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import most_exposed
 from zeromon.snapshot.run import About
-from zeromon.storage.step_history import Series
+from zeromon.storage.step_history.rows import Series
 from zeromon_dashboard.charts import Chart
 from zeromon_dashboard.url_state import Route
 

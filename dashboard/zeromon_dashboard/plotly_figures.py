@@ -17,21 +17,11 @@ from zeromon.base.units import (
     human_ratio,
     human_seconds,
 )
+from zeromon.readout import text
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
 from zeromon.readout.charts import EVERYTHING_ELSE, RoleBands, Step, StepRow, rows_of
 from zeromon.readout.figures import FIGURE, mean_step_seconds
 from zeromon.readout.ledger import JobLedger, cause_text, goodput_headline, job_ledger
-from zeromon.readout.text import (
-    arrival_of,
-    arrival_text,
-    by_unit,
-    communication_of,
-    compute_of,
-    exposed_part,
-    silent_for,
-    span_text,
-    state_text,
-)
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.snapshot.step import Lanes, LaneSpan, LateArrival, Stream
@@ -438,14 +428,14 @@ def _round_digits(value: float | None) -> float | None:
 def _node_hover_texts(node: FleetNode) -> list[str]:
     state = f"{node.up} of {node.ranks} ranks up" + (f", {node.failed} failed" if node.failed else "")
     if node.silent_seconds:
-        state = silent_for(node.silent_seconds)
+        state = text.silent_for(node.silent_seconds)
     facts = _step_and_exposed(node.step_seconds, node.exposed_ratio)
     return [f"node/{node.node}", f"{node.node}: {state}", facts]
 
 
 def _rank_hover_texts(rank: RankSnapshot) -> list[str]:
     facts = _step_and_exposed(mean_step_seconds(rank), rank.communication.exposed_ratio)
-    return [str(rank.rank), f"rank {rank.rank} on {rank.node}, {state_text(rank)}", facts]
+    return [str(rank.rank), f"rank {rank.rank} on {rank.node}, {text.state_text(rank)}", facts]
 
 
 def _step_and_exposed(seconds: float | None, ratio: float | None) -> str:
@@ -491,12 +481,12 @@ def lanes_figure(lanes: Lanes) -> dict[str, Any]:
 
 def _lane_rows(lanes: Lanes) -> list[_Row]:
     ranks = sorted({step.rank for step in lanes.steps})
-    units = {rank: by_unit(communication_of(lanes, rank)) for rank in ranks}
+    units = {rank: text.by_unit(text.communication_of(lanes, rank)) for rank in ranks}
     has_unit_rows = sum(1 + len(unit_rows) for unit_rows in units.values()) <= _MAX_ROWS
     rows: list[_Row] = []
     for rank in ranks:
-        spans = communication_of(lanes, rank)
-        rows.append(_Row(rank, f"rank {rank}", compute_of(lanes, rank), spans))
+        spans = text.communication_of(lanes, rank)
+        rows.append(_Row(rank, f"rank {rank}", text.compute_of(lanes, rank), spans))
         if has_unit_rows:
             rows += [_Row(rank, unit.label, unit.spans) for unit in units[rank]]
         else:
@@ -530,14 +520,14 @@ def _span_tone_ranges(span: LaneSpan, tone: str) -> list[tuple[int, int]]:
     if span.stream is Stream.COMPUTE:
         phase = span.name if span.name in PHASE_COLOURS else "other"
         return [(span.begin_ns, span.end_ns)] if tone == phase else []
-    blocked, end_ns = exposed_part(span)
+    blocked, end_ns = text.exposed_part(span)
     bounds = {"hidden": (span.begin_ns, blocked), "exposed": (blocked, end_ns)}.get(tone)
     return [bounds] if bounds is not None and bounds[1] > bounds[0] else []
 
 
 def _span_hover_text(lanes: Lanes, span: LaneSpan) -> str:
-    late = arrival_of(lanes, span) if span.stream is not Stream.COMPUTE else None
-    rows = [span_text(span), *([arrival_text(late)] if late is not None else [])]
+    late = text.arrival_of(lanes, span) if span.stream is not Stream.COMPUTE else None
+    rows = [text.span_text(span), *([text.arrival_text(late)] if late is not None else [])]
     return "<br>".join(map(escape, rows))
 
 
@@ -574,10 +564,8 @@ def _late_arrival_arrows(lanes: Lanes, rows: Sequence[_Row]) -> list[dict[str, A
     late.sort(key=lambda arrival: arrival.first_ns - arrival.at_ns)
     arrows = []
     for arrival in late[:_MAX_ARROWS]:
-        tail, head = (
-            _lane_number(rows, arrival, arrival.first_rank),
-            _lane_number(rows, arrival, arrival.rank),
-        )
+        tail = _lane_number(rows, arrival, arrival.first_rank)
+        head = _lane_number(rows, arrival, arrival.rank)
         if tail is not None and head is not None:
             arrows.append(
                 {

@@ -35,7 +35,7 @@ from records import keep
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
 from zeromon.storage.snapshot_log import Past, Record
-from zeromon.storage.step_history import row_of
+from zeromon.storage.step_history.rows import row_of
 
 STEPS = 100_000
 SECONDS = 12

@@ -32,12 +32,13 @@ from support import ZEROMON, Held, free_port, held, load_all_rows, wait_for
 
 from zeromon.ring.buffer import CAPACITY, RingReader
 from zeromon.sources.live import collector_address
-from zeromon.storage import snapshot_log, step_history
+from zeromon.storage import snapshot_log
 from zeromon.storage.run_store import Store
+from zeromon.storage.step_history.writer import Writer
 
 HERE = Path(__file__).resolve()
 LIMITS = (
-    (step_history.Writer, {"segment_rows": 2_000, "limit_bytes": 300_000}),
+    (Writer, {"segment_rows": 2_000, "limit_bytes": 300_000}),
     (snapshot_log.Writer, {"segment_moments": 16, "limit_bytes": 300_000}),
 )
 RUN = "live"

@@ -25,10 +25,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from records import keep
 
-from zeromon.storage import step_history
 from zeromon.storage.run_store import StepQuery
-from zeromon.storage.step_history import ABSENT, COLUMNS, NAMES, Row, Writer
-from zeromon.storage.step_history.writer import write_parquet
+from zeromon.storage.step_history.queries import collect_segment_rows, ranges_of_steps, series_of_steps
+from zeromon.storage.step_history.rows import ABSENT, COLUMNS, NAMES, Row, seg_files
+from zeromon.storage.step_history.writer import (
+    LIMIT_BYTES,
+    SEGMENT_ROWS,
+    Writer,
+    merge_oldest,
+    rows_frame,
+    write_parquet,
+)
 
 RANKS = 64
 OURS = "ours" in sys.argv
@@ -81,19 +88,15 @@ def ours(folder: Path, rows: int) -> tuple[float, Callable[[], Any], Callable[[]
         writer.append(batch)
         spent += time.perf_counter() - begin
     writer.close()
-    return (
-        spent,
-        lambda: percentiles(folder),
-        lambda: step_history.series_of_steps(folder, StepQuery(ranks=(7,))),
-    )
+    return (spent, lambda: percentiles(folder), lambda: series_of_steps(folder, StepQuery(ranks=(7,))))
 
 
 def percentiles(folder: Path) -> Any:
     """p50 and p99 of each rank's step time."""
     import polars as pl
 
-    found, _ = step_history.collect_segment_rows(
-        list(step_history.seg_files(folder).values()),
+    found, _ = collect_segment_rows(
+        list(seg_files(folder).values()),
         lambda rows: rows.group_by("rank").agg(
             pl.col("duration_us").quantile(0.5).alias("p50"),
             pl.col("duration_us").quantile(0.99).alias("p99"),
@@ -176,9 +179,9 @@ def beside(rows: int) -> None:
 def month() -> None:
     """A month of a 64-rank run at a step a second, written at its real rate of bytes."""
     folder = Path(tempfile.mkdtemp(prefix="zeromon-month-"))
-    each = step_history.SEGMENT_ROWS // RANKS
+    each = SEGMENT_ROWS // RANKS
     made = [row for batch in batches(each * RANKS) for row in batch]
-    segment, begin = step_history.rows_frame(made), time.perf_counter()
+    segment, begin = rows_frame(made), time.perf_counter()
     import polars as pl
 
     for number, first in enumerate(range(0, MONTH_STEPS, each), 1):
@@ -187,10 +190,10 @@ def month() -> None:
         )
         write_parquet(shifted, folder / f"{number:06}.parquet")
         if number % 8 == 0:
-            step_history.merge_oldest(folder, step_history.LIMIT_BYTES)
-    step_history.merge_oldest(folder, step_history.LIMIT_BYTES)
-    whole, _ = step_history.collect_segment_rows(
-        list(step_history.seg_files(folder).values()),
+            merge_oldest(folder, LIMIT_BYTES)
+    merge_oldest(folder, LIMIT_BYTES)
+    whole, _ = collect_segment_rows(
+        list(seg_files(folder).values()),
         lambda rows: rows.select(
             pl.len().alias("rows"),
             pl.col("steps").sum(),
@@ -215,8 +218,8 @@ def report(rows: int) -> None:
     for batch in batches(rows):
         writer.append(batch)
     writer.close()
-    table = timed(lambda: step_history.ranges_of_steps(folder), 1)
-    lines = timed(lambda: step_history.series_of_steps(folder), 1)
+    table = timed(lambda: ranges_of_steps(folder), 1)
+    lines = timed(lambda: series_of_steps(folder), 1)
     keep("table over time", table, "s")
     keep("charts", lines, "s")
     print(f"a report of {rows:,} rows: its table over time {table:.2f} s, its charts {lines:.2f} s")

@@ -18,7 +18,8 @@ from zeromon.compare.comparison import Comparison, compare
 from zeromon.compare.run_figures import figures_of
 from zeromon.snapshot import Pressure, RunSnapshot
 from zeromon.storage.run_store import Store, encode_snapshot
-from zeromon.storage.step_history import Writer, row_of
+from zeromon.storage.step_history.rows import row_of
+from zeromon.storage.step_history.writer import Writer
 
 STEPS = 120
 MODEL = {

@@ -14,7 +14,8 @@ from command_line import zeromon_here
 from trace_format import checked
 
 from zeromon.storage.run_store import Store, encode_snapshot
-from zeromon.storage.step_history import Writer, row_of, seg_files
+from zeromon.storage.step_history.rows import row_of, seg_files
+from zeromon.storage.step_history.writer import Writer
 
 STEPS = 40
 

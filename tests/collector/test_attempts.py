@@ -35,7 +35,7 @@ from zeromon.ring.events import ExitKind, Kind, pack_head
 from zeromon.snapshot import Attempt, Death, DeathRole
 from zeromon.snapshot.ledger import Cause
 from zeromon.storage.run_store import Store
-from zeromon.storage.step_history import frame_of_steps as history_of
+from zeromon.storage.step_history.queries import frame_of_steps as history_of
 
 GONE = 2**22 + 5
 """No process has this number."""

@@ -38,7 +38,7 @@ from zeromon.sources.access import Request, host_without_port, refusal_of
 from zeromon.sources.replay import StoreSource
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery, Store
 from zeromon.storage.snapshot_log import Past, Record
-from zeromon.storage.step_history import row_of
+from zeromon.storage.step_history.rows import row_of
 from zeromon_dashboard import charts, feed, hub, layout, plotly_figures, runs_page
 from zeromon_dashboard.access import Guard, address_key, policy_of
 from zeromon_dashboard.feed import Cursor, Feeds

@@ -18,7 +18,8 @@ from zeromon.cli import main
 from zeromon.readout.report import render_run
 from zeromon.snapshot import Finding, Remedy, Risk, RunSnapshot
 from zeromon.storage.run_store import Store
-from zeromon.storage.step_history import Writer, row_of, rows_frame
+from zeromon.storage.step_history.rows import row_of
+from zeromon.storage.step_history.writer import Writer, rows_frame
 from zeromon_dashboard.charts import MAX_POINTS, charts_of, reduce_points, traces_by_rank
 from zeromon_dashboard.html_report import run_page
 from zeromon_dashboard.page import Known, Page

@@ -36,9 +36,9 @@ from zeromon.readout import charts
 from zeromon.readout.report import render_run
 from zeromon.ring.strategy import Framework, Strategy
 from zeromon.snapshot import GroupProgress
-from zeromon.storage import step_history
 from zeromon.storage.run_store import Store
-from zeromon.storage.step_history import NAMES, row_of, rows_frame
+from zeromon.storage.step_history.rows import NAMES, row_of
+from zeromon.storage.step_history.writer import Writer as StepWriter, rows_frame
 from zeromon.tui.app import ZeromonApp
 from zeromon.tui.widgets.panel import Panel
 from zeromon.tui.widgets.table import Table
@@ -199,7 +199,7 @@ def test_an_exporter_is_a_choice_of_export_and_writes_the_steps(
     monkeypatch.setattr("os.umask", lambda mask: mask)  # the verb sets it for good
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
     store, one = Store(tmp_path / "store"), run(rank(0), run="train-9")
-    step_history.Writer(store.history(one.run)).append([row_of(0, summary(n), 0) for n in range(1, 4)])
+    StepWriter(store.history(one.run)).append([row_of(0, summary(n), 0) for n in range(1, 4)])
     store.save(one)
     sys.modules.pop("zeromon.cli.export", None)  # its help is made when it is imported
     try:

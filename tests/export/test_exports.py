@@ -29,14 +29,9 @@ from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import Done, Event, Exit, ExitKind, Flag, HostSample, Oom, Op, Phase, PhaseSpan
 from zeromon.ring.slices import RingEvents, read_ring
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.step_history import (
-    NAMES,
-    Writer,
-    merge_rows,
-    readable_segment_tables,
-    row_of,
-    rows_frame,
-)
+from zeromon.storage.step_history.queries import readable_segment_tables
+from zeromon.storage.step_history.rows import NAMES, row_of
+from zeromon.storage.step_history.writer import Writer, merge_rows, rows_frame
 
 STEPS = 30
 

@@ -21,7 +21,7 @@ from zeromon.base.errors import ExportError
 from zeromon.export import trackers
 from zeromon.export.trackers import TRACKERS, LiveTracker
 from zeromon.snapshot import RunSnapshot, ScalarRow
-from zeromon.storage.step_history import NAMES, row_of
+from zeromon.storage.step_history.rows import NAMES, row_of
 
 TOKEN = "t0k3n"
 

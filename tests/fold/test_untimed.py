@@ -17,7 +17,7 @@ from zeromon.readout.text import exposed_unknown, in_graphs
 from zeromon.ring.events import BackwardComm, Counted, Event, Op, Phase, Untimed
 from zeromon.snapshot import RankSnapshot
 from zeromon.snapshot.step import NOT_TIMED
-from zeromon.storage.step_history import NAMES, row_of, step_of
+from zeromon.storage.step_history.rows import NAMES, row_of, step_of
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.plain import step_line
 from zeromon.tui.screens.rank import rank_page

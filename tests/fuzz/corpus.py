@@ -31,8 +31,10 @@ from zeromon.ring.buffer import NameKind, RingReader, RingWriter
 from zeromon.ring.events import decode_record
 from zeromon.snapshot import Hang, HangKind, RemoteRank, RunSnapshot
 from zeromon.snapshot.run import About
-from zeromon.storage import run_store, snapshot_log, step_history
+from zeromon.storage import run_store, snapshot_log
 from zeromon.storage.run_store import manifest_of_run
+from zeromon.storage.step_history.rows import row_of
+from zeromon.storage.step_history.writer import Writer as StepWriter
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -106,11 +108,11 @@ def stores(scratch: Path, run: RunSnapshot, state: RankState) -> None:
     log.close()
     put("store_log", "two.moments", next((scratch / "snapshots").iterdir()).read_bytes())
     rows = [
-        step_history.row_of(rank, summary(n, start_ns=n * 10**9, end_ns=(n + 1) * 10**9), 0)
+        row_of(rank, summary(n, start_ns=n * 10**9, end_ns=(n + 1) * 10**9), 0)
         for n in range(1, 9)
         for rank in (0, 1)
     ]
-    steps = step_history.Writer(scratch / "steps")
+    steps = StepWriter(scratch / "steps")
     steps.append(rows)
     written = next((scratch / "steps").glob("*.log")).read_bytes()
     put("store_steps", "some.log", written)

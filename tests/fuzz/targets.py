@@ -51,9 +51,10 @@ from zeromon.ring.buffer import NameKind, RingReader, RingWriter
 from zeromon.ring.events import RECORD, Raw, decode_record
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.source import PrometheusSource, runs_of
-from zeromon.storage import run_store, snapshot_log, step_history
+from zeromon.storage import run_store, snapshot_log
 from zeromon.storage.run_store import StepQuery, Store
 from zeromon.storage.snapshot_log import Past
+from zeromon.storage.step_history import queries, rows as step_rows
 from zeromon.traces.allocations import memory_by_device, memory_growers, read_snapshot
 from zeromon.traces.analysis import analyze_trace, collective_durations, rank_waits
 from zeromon.traces.critical import critical_path
@@ -218,30 +219,28 @@ def _with_sums(data: bytes) -> bytes:
 
 def store_steps(data: bytes, folder: Path) -> None:
     """The history of steps: whole records of any content."""
-    from zeromon.storage.step_history import rows
-
-    size, head = rows.BODY.size, len(rows.MAGIC)
+    size, head = step_rows.BODY.size, len(step_rows.MAGIC)
     bodies = [data[at : at + size] for at in range(head, len(data) - size + 1, size + 4)]
     summed = b"".join(body + struct.pack("<I", zlib.crc32(body)) for body in bodies)
     path = folder / "000001.log"
     path.write_bytes(data[:head] + summed + data[len(data) & ~3 :])
-    rows = list(step_history.read_log(path))
+    rows = list(step_rows.read_log(path))
     for row in rows:
-        step_history.step_of(row, 0)
+        step_rows.step_of(row, 0)
 
 
 def store_history(data: bytes, folder: Path) -> None:
     """Queries over a history of steps, by polars."""
     store_steps(data, folder)
-    step_history.series_of_steps(folder, StepQuery(most=50))
-    step_history.last_steps_before(folder, 1 << 62, 5)
-    step_history.ranges_of_steps(folder)
+    queries.series_of_steps(folder, StepQuery(most=50))
+    queries.last_steps_before(folder, 1 << 62, 5)
+    queries.ranges_of_steps(folder)
 
 
 def store_parquet(data: bytes, folder: Path) -> None:
     """The same from a Parquet file."""
     (folder / "000001.parquet").write_bytes(data)
-    step_history.series_of_steps(folder, StepQuery(most=50))
+    queries.series_of_steps(folder, StepQuery(most=50))
 
 
 def store_totals(data: bytes, folder: Path) -> None:

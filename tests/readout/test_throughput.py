@@ -22,7 +22,8 @@ from zeromon.readout.throughput import (
 )
 from zeromon.ring.events import BatchMark, Padding
 from zeromon.snapshot import Device, Dimension, RankSnapshot, RunSnapshot
-from zeromon.storage.step_history import row_of, rows_frame
+from zeromon.storage.step_history.rows import row_of
+from zeromon.storage.step_history.writer import rows_frame
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.plots import Trends, plots_by_name
 from zeromon.tui.status_text import run_figures

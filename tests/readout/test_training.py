@@ -9,7 +9,8 @@ from builders import full_run, rank, run, summary
 from zeromon.readout.figures import training_text
 from zeromon.readout.report import render_run
 from zeromon.snapshot import RunSnapshot, ScalarRow
-from zeromon.storage.step_history import NAMES, row_of, rows_frame
+from zeromon.storage.step_history.rows import NAMES, row_of
+from zeromon.storage.step_history.writer import rows_frame
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.plots import Trends, plots_by_name
 from zeromon.tui.screens.rank import rank_page

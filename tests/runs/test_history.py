@@ -7,7 +7,7 @@ from support import Node, load_all_rows, train_command
 
 from zeromon.collector.daemon import Collector
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.step_history import IDLE
+from zeromon.snapshot.step import IDLE
 
 STEPS = 60
 

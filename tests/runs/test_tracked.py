@@ -17,7 +17,7 @@ from wandb_files import wandb_history
 from zeromon.export import trackers
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
-from zeromon.storage.step_history import readable_segment_tables
+from zeromon.storage.step_history.queries import readable_segment_tables
 
 pytestmark = pytest.mark.long
 NAMES = ("wandb", "mlflow", "tensorboard")

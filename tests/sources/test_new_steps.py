@@ -16,7 +16,7 @@ from zeromon.snapshot import NodeView, RunSnapshot
 from zeromon.sources import live
 from zeromon.sources.live import LiveSource, NewSteps
 from zeromon.storage.run_store import StepQuery
-from zeromon.storage.step_history import NAMES, row_of
+from zeromon.storage.step_history.rows import NAMES, row_of
 
 
 class Collector(LiveSource):

@@ -38,7 +38,9 @@ from zeromon.storage.snapshot_log import (
     standing_findings,
     without_recent_steps,
 )
-from zeromon.storage.step_history import Writer, row_of, series_of_steps, step_of
+from zeromon.storage.step_history.queries import series_of_steps
+from zeromon.storage.step_history.rows import row_of, step_of
+from zeromon.storage.step_history.writer import Writer
 
 DAY = 1_700_000_000.0
 

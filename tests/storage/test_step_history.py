@@ -16,25 +16,26 @@ from builders import MS, summary
 from support import ROOT, load_all_rows
 
 from zeromon.base.errors import HistoryError
-from zeromon.storage import step_history
-from zeromon.storage.step_history import (
-    IDLE,
+from zeromon.snapshot.step import IDLE, SKIPPED
+from zeromon.storage.step_history.queries import ranges_of_steps
+from zeromon.storage.step_history.rows import (
+    MAGIC,
     NAMES,
     RECORD_SIZE,
-    SKIPPED,
     Row,
-    Writer,
-    merge_rows,
     pack_row,
-    ranges_of_steps,
     row_of,
-    rows_frame,
     seg_files,
     step_of,
     unpack_rows,
 )
-from zeromon.storage.step_history.rows import MAGIC
-from zeromon.storage.step_history.writer import read_parquet, write_parquet
+from zeromon.storage.step_history.writer import (
+    Writer,
+    merge_rows,
+    read_parquet,
+    rows_frame,
+    write_parquet,
+)
 
 
 def rows(count: int, ranks: int = 2, first: int = 1) -> list[Row]:
@@ -142,7 +143,8 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from builders import summary
-from zeromon.storage.step_history import Writer, row_of
+from zeromon.storage.step_history.rows import row_of
+from zeromon.storage.step_history.writer import Writer
 writer = Writer(Path(sys.argv[1]), segment_rows=400)
 step = min(writer._last.get(rank, 0) for rank in range(4)) // 100_000 + 1
 while True:
@@ -171,6 +173,7 @@ def test_killed_at_any_moment_no_acknowledged_row_is_lost(tmp_path: Path, rounds
         said = [int(line) for line in writing.stdout.read().split("\n") if line.strip().isdigit()]
         writing.wait()
         last = max([last, *said])
+    assert last  # a writer that never began would lose nothing
     whole, broken = load_all_rows(folder)
     assert broken == ()
     found = whole.select("rank", "step").rows()
@@ -251,4 +254,4 @@ def test_slices_are_of_as_many_steps_each(tmp_path: Path) -> None:
     assert [s.step_seconds for s in found] == [0.1, 0.1, 0.3, 0.3]
     assert found[0].exposed_ratio == pytest.approx(0.1)
     assert found[3].exposed_ratio == pytest.approx(0.1 / 3)
-    assert step_history.ranges_of_steps(tmp_path, 1000)[0].last_step == 1
+    assert ranges_of_steps(tmp_path, 1000)[0].last_step == 1

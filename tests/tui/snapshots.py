@@ -35,7 +35,8 @@ from zeromon.snapshot import (
 from zeromon.snapshot.step import Lanes
 from zeromon.sources.base import Output, Playback
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery
-from zeromon.storage.step_history import LEAST, MEDIAN, MOST, NAMES, Series
+from zeromon.storage.step_history.queries import LEAST, MEDIAN, MOST
+from zeromon.storage.step_history.rows import NAMES, Series
 
 GIB = 1 << 30
 
@@ -268,7 +269,7 @@ class FixedSource:
 
     def series(self, query: StepQuery = WHOLE_RUN) -> Series:
         self.asked.append(query.ranks)
-        from zeromon.storage.step_history import row_of
+        from zeromon.storage.step_history.rows import row_of
 
         rows = [
             row_of(rank.rank, step, 0)
@@ -300,7 +301,7 @@ class FleetSource(FixedSource):
     """Of such a run; its past is of all ranks together."""
 
     def series(self, query: StepQuery = WHOLE_RUN) -> Series:
-        from zeromon.storage.step_history import row_of
+        from zeromon.storage.step_history.rows import row_of
 
         if query.ranks:
             return super().series(query)

@@ -44,7 +44,7 @@ from zeromon.sources.live import LiveSource
 from zeromon.sources.replay import ReplaySource, StoreSource
 from zeromon.storage.run_store import Store
 from zeromon.storage.snapshot_log import Record
-from zeromon.storage.step_history import row_of
+from zeromon.storage.step_history.rows import row_of
 from zeromon.traces.analysis import RESULT_FILE, RankTrace, encode_analysis_result
 from zeromon.tui.app import ZeromonApp
 from zeromon.tui.columns import WHOLE_RUN, DisplayOptions, fit_columns

@@ -1,7 +1,7 @@
 """Checks of an accelerate configuration. A check is one function, and one line in :data:`CHECKS`."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zeromon.base.units import human_bytes
@@ -10,6 +10,7 @@ from zeromon.check.deepspeed.fields import ZERO, fields_by_name, stage_of
 from zeromon.check.deepspeed.performance import NO_BF16
 from zeromon.check.problem import (
     AUTO,
+    NAMES,
     Config,
     Machine,
     Path,
@@ -29,11 +30,7 @@ Check = Callable[[Config, "Config | None", Machine], Iterable[Problem]]
 
 DEEPSPEED, FSDP = "deepspeed_config", "fsdp_config"
 
-_BESIDE_A_FILE = (
-    "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
-    "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path",
-    "zero3_save_16bit_model",
-)  # fmt: skip
+_BESIDE_A_FILE: Sequence[str] = NAMES["accelerate"]["refused_beside_a_file"]
 """Settings that DeepSpeedPlugin._deepspeed_config_checks refuses together with a DeepSpeed file."""
 
 _OLD = {"fp16": "mixed_precision", "dynamo_backend": "dynamo_config"}
@@ -298,10 +295,8 @@ def at_stage_3(config: Config, ds_config: Config | None, machine: Machine) -> It
     message = "a model is saved as shards, which zero_to_fp32.py must merge"
     if ds_config is not None:
         if ds_config.get(ZERO, gather) == AUTO:  # accelerate fills in false
-            path, fix = (
-                (DEEPSPEED, "deepspeed_config_file"),
-                f"{ds_config.write(gather, True)} in that file",
-            )
+            path = (DEEPSPEED, "deepspeed_config_file")
+            fix = f"{ds_config.write(gather, True)} in that file"
             yield config.problem("ZM701", "info", path, message, fix)
     # A setting of DeepSpeed's here is ignored, and unknown_names() moves it to where it works
     elif not any(config.is_on(DEEPSPEED, setting) for setting in (name, gather)):

@@ -163,10 +163,8 @@ class Flow:
             variable = self.owner(node)
             bound = self.bindings[variable] if variable is not None else []
         elif _is_on_self(node):
-            inside, name = (
-                self._enclosing_class(self.scopes.get(node)),
-                _name_of(node).removeprefix("self."),
-            )
+            inside = self._enclosing_class(self.scopes.get(node))
+            name = _name_of(node).removeprefix("self.")
             bound = self.bindings.get(Variable(inside, name), []) if inside else []
         if len(bound) == 1 and isinstance(bound[0], ast.ClassDef):
             bound = self.bindings.get(Variable(bound[0], "__init__"), [])

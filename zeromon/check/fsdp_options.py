@@ -5,13 +5,14 @@ Of a script only literal values are checked. A check is one function, and one li
 """
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from zeromon.check.problem import (
     AUTO,
     ENVIRONMENT_DIALECT,
+    NAMES,
     Config,
     Path,
     Problem,
@@ -26,10 +27,7 @@ from zeromon.check.problem import (
 )
 from zeromon.check.scripts import UNKNOWN, Call, Script
 
-_OF_FSDP_1 = (
-    "sharding_strategy", "backward_prefetch", "forward_prefetch", "use_orig_params",
-    "sync_module_states", "limit_all_gathers",
-)  # fmt: skip
+_OF_FSDP_1: Sequence[str] = NAMES["accelerate"]["fsdp1_options"]
 """Options that only FSDP1 reads."""
 
 _COSTLY = (
@@ -220,10 +218,7 @@ CHECKS: tuple[Check, ...] = (
 # ---- what a script passes to Trainer --------------------------------------------------------------
 
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
-_REMOVED = {
-    "fsdp_min_num_params": "min_num_params",
-    "fsdp_transformer_layer_cls_to_wrap": "transformer_layer_cls_to_wrap",
-}
+_REMOVED: Mapping[str, str] = NAMES["transformers"]["removed_arguments"]
 """Removed argument of TrainingArguments -> its name in ``fsdp_config``."""
 
 

@@ -2,11 +2,11 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from zeromon.check.deepspeed.performance import NO_BF16
 from zeromon.check.one_rank import RANKS, last_name, runs_on_one_rank
-from zeromon.check.problem import Machine, Problem, did_you_mean, set_instead
+from zeromon.check.problem import NAMES, Machine, Problem, did_you_mean, set_instead
 from zeromon.check.scripts import (
     FSDP,
     UNKNOWN,
@@ -20,12 +20,7 @@ from zeromon.check.scripts import (
     names_key,
 )
 
-_ARGUMENTS = (
-    "module", "process_group", "sharding_strategy", "cpu_offload", "auto_wrap_policy",
-    "backward_prefetch", "mixed_precision", "ignored_modules", "param_init_fn", "device_id",
-    "sync_module_states", "forward_prefetch", "limit_all_gathers", "use_orig_params",
-    "ignored_states", "device_mesh",
-)  # fmt: skip
+_ARGUMENTS: Sequence[str] = NAMES["torch"]["fsdp_arguments"]
 """Parameters of torch's FullyShardedDataParallel."""
 
 _OF_A_POLICY = ("transformer_layer_cls", "min_num_params", "module_classes", "recurse")
@@ -178,9 +173,8 @@ def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
         origins = {origin for expr in loaded for origin in script.flow.reach(expr)}
         if _SMALL_STATE.search(ast.unparse(node.func).lower()):
             continue
-        for call in [
-            loads.pop(source) for source in [*loads] if source in origins
-        ]:  # once for each file
+        # pop(): once for each file
+        for call in [loads.pop(source) for source in [*loads] if source in origins]:
             if call.node not in guarded and _reads_whole_file(script, call):
                 message = "every rank loads the whole checkpoint into the memory of its host"
                 fix = 'torch.load(path, mmap=True, map_location="cpu"), or torch.distributed.checkpoint'

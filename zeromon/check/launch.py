@@ -8,7 +8,7 @@ of ``torch.distributed.run`` and of ``deepspeed.launcher.runner``.
 import ast
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import PurePath
@@ -17,6 +17,7 @@ from typing import Any
 from zeromon.check.accelerate import DEEPSPEED, FSDP, kind_of
 from zeromon.check.problem import (
     ENVIRONMENT_DIALECT,
+    NAMES,
     Config,
     Machine,
     Path,
@@ -46,19 +47,7 @@ ENVIRONMENT = "the environment"
 _FILE = "command"
 """The file of a problem of the command."""
 
-_FLAGS = {
-    "accelerate": {
-        "quiet", "q", "cpu", "multi_gpu", "tpu", "enable_cpu_affinity", "dynamo_use_fullgraph",
-        "dynamo_use_dynamic", "dynamo_use_regional_compilation", "use_deepspeed", "use_fsdp",
-        "use_parallelism_config", "use_megatron_lm", "same_network", "module", "no_python", "m",
-        "tpu_cluster", "no_tpu_cluster", "tpu_use_sudo", "downcast_bf16", "debug",
-    },
-    "torchrun": {"standalone", "no_python", "run_path", "module", "m"},
-    "deepspeed": {
-        "force_multi", "save_pid", "enable_each_rank_log", "no_python", "no_local_rank", "module",
-        "elastic_training", "no_ssh", "no_ssh_check", "bind_cores_to_rank",
-    },
-}  # fmt: skip
+_FLAGS: Mapping[str, Sequence[str]] = NAMES["launchers"]["flags"]
 """Launcher -> its options without a value."""
 
 _SHORT = {"nproc": "nproc_per_node", "H": "hostfile", "i": "include", "e": "exclude"}
@@ -207,7 +196,7 @@ def _find_launcher(argv: Sequence[str]) -> tuple[str, int]:
 def _options_at(
     argv: Sequence[str],
     at: int,
-    flags: set[str],
+    flags: Collection[str],
     positions: dict[str, int],
     columns: Sequence[int],
     positionals: list[str] | None = None,
@@ -234,7 +223,7 @@ def _options_at(
     return options, at
 
 
-def _option_at(argv: Sequence[str], at: int, flags: set[str]) -> tuple[str, Any, int]:
+def _option_at(argv: Sequence[str], at: int, flags: Collection[str]) -> tuple[str, Any, int]:
     """Returns the name and the value of the option at *at*, and where the next word is."""
     name, equals, value = argv[at].lstrip("-").partition("=")
     name = _SHORT.get(name, name).replace("-", "_")
@@ -408,10 +397,7 @@ def single_process(command: Command) -> Iterator[Problem]:
 _KINDS = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED"}
 
 
-_ONLY_IF_GIVEN = {
-    "fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "fsdp_backward_prefetch",
-    "fsdp_state_dict_type", "fsdp_ignored_modules",
-}  # fmt: skip
+_ONLY_IF_GIVEN: Sequence[str] = NAMES["accelerate"]["only_if_given"]
 """Options of FSDP that ``accelerate launch`` passes on only where they are set; it sets all others."""
 
 
@@ -508,10 +494,7 @@ def spell_variables(problem: Problem) -> Problem:
 
 SUFFIXES = (".txt", ".sh", ".bash", ".slurm", ".sbatch")
 
-_OF_FAMILY = {
-    "p3": "v100", "p3dn": "v100", "g4dn": "t4", "g5": "a10", "g6": "l4", "g6e": "l40s", "p4d": "a100",
-    "p4de": "a100", "p5": "h100", "p5e": "h200", "p5en": "h200",
-}  # fmt: skip
+_OF_FAMILY: Mapping[str, str] = NAMES["launchers"]["device_of_family"]
 """Family of instances of AWS -> the device, as ``--gpu`` takes it."""
 
 _EIGHT = ("p3.16xlarge", "p3dn.24xlarge", "p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge",

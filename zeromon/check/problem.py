@@ -201,11 +201,20 @@ def join_names(names: Iterable[str]) -> str:
 Schema = dict[str, Any]
 
 
+def load_table(name: str) -> Schema:
+    """Returns the content of the data file *name* of this package."""
+    content: Schema = json.loads(files("zeromon.check").joinpath(f"{name}.json").read_text())
+    return content
+
+
 @cache
 def load_schema() -> Schema:
     """Returns the names, types and versions, by framework."""
-    content: Schema = json.loads(files("zeromon.check").joinpath("schema.json").read_text())
-    return content
+    return load_table("schema")
+
+
+NAMES = load_table("names")
+"""Names by framework and use that no schema of the frameworks tells."""
 
 
 # ---- problems as SARIF 2.1.0, for GitHub's code scanning and for editors ------------------------

@@ -9,11 +9,9 @@ Sources: ``llamafactory/hparams/parser.py`` and ``finetuning_args.py`` (0.9.5), 
 """
 
 import ast
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path as File
 from typing import Any
 
@@ -21,12 +19,14 @@ from zeromon.check.accelerate import FSDP
 from zeromon.check.launch import COMMAND, Command, spell_options
 from zeromon.check.problem import (
     ENVIRONMENT_DIALECT,
+    NAMES,
     Config,
     Path,
     Problem,
     did_you_mean,
     is_on,
     load_schema,
+    load_table,
     parse_whole,
     without_effect,
 )
@@ -47,14 +47,10 @@ class Recipe:
     """Settings that have no effect under a condition."""
 
 
-_TABLE = json.loads(files("zeromon.check").joinpath("trainers.json").read_text())
-RECIPES = {name: Recipe(name=name, **content) for name, content in _TABLE.items()}
+RECIPES = {name: Recipe(name=name, **content) for name, content in load_table("trainers").items()}
 LLAMA_FACTORY, AXOLOTL, TORCHTUNE, MS_SWIFT, TRANSFORMERS = RECIPES.values()
 
-UNCHECKED = {
-    "pipe_parallel_size": "GPT-NeoX", "model_parallel_size": "GPT-NeoX", "actor_rollout_ref": "verl",
-    "exp_manager": "NeMo", "merge_method": "mergekit",
-}  # fmt: skip
+UNCHECKED: Mapping[str, str] = NAMES["projects"]["unchecked"]
 """Setting of a known project -> the project, whose configurations are not checked."""
 
 
@@ -65,10 +61,7 @@ def project_of(data: Mapping[Any, Any]) -> str:
 
 
 _STAGES = ("sft", "pt", "rm", "ppo", "dpo", "kto")
-_OF_TRANSFORMERS = {
-    "per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "report_to",
-    "lr_scheduler_type", "gradient_checkpointing_kwargs", "save_total_limit",
-}  # fmt: skip
+_OF_TRANSFORMERS: Sequence[str] = NAMES["transformers"]["telling_arguments"]
 """Arguments of a Trainer that configurations of other frameworks do not have."""
 _OF_AXOLOTL = {
     "micro_batch_size", "datasets", "sequence_len", "adapter", "gradient_accumulation_steps",
@@ -89,7 +82,7 @@ def recipe_of(data: Mapping[Any, Any]) -> str:
     if "model" in data and any(name in data for name in ("train_type", "tuner_type", "sft_type")):
         return MS_SWIFT.name
     arguments = {*load_schema()["transformers"]["arguments"]}.intersection(data)
-    is_trainer = len(arguments) >= _ENOUGH and arguments & _OF_TRANSFORMERS
+    is_trainer = len(arguments) >= _ENOUGH and arguments.intersection(_OF_TRANSFORMERS)
     return TRANSFORMERS.name if is_trainer else ""
 
 

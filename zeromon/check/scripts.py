@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from zeromon.check.flow import LOOPS, Flow, Store, read_flow
-from zeromon.check.problem import AUTO, Config, Path, Problem, parse_number
+from zeromon.check.problem import AUTO, NAMES, Config, Path, Problem, parse_number
 
 FRAMEWORKS = (
     "torch", "deepspeed", "accelerate", "transformers", "trl", "lightning", "pytorch_lightning",
@@ -19,12 +19,7 @@ FRAMEWORKS = (
 
 FSDP = "FullyShardedDataParallel"
 WRAPPERS = (FSDP, "DistributedDataParallel", "fully_shard")
-NONEXISTENT = {
-    "deepspeed.zero.gather_distributed_parameters": "deepspeed.zero.GatheredParameters(params), or "
-    "model.save_16bit_model(folder) of the engine",
-    "deepspeed.Profiling": "deepspeed.profiling.flops_profiler.FlopsProfiler, "
-    'or "flops_profiler" in the configuration',
-}
+NONEXISTENT: Mapping[str, str] = NAMES["deepspeed"]["nonexistent"]
 """Names that no framework has though scripts use them -> the replacement."""
 
 

@@ -12,14 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from zeromon.check.launch import Command
-from zeromon.check.problem import AUTO, Config, Path, Problem, parse_whole
+from zeromon.check.problem import AUTO, NAMES, Config, Path, Problem, parse_whole
 from zeromon.check.scripts import UNKNOWN, Call, Script, Unknown, is_arguments, is_open
 
-DEFAULTS: Mapping[str, Any] = {
-    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "max_grad_norm": 1.0,
-    "learning_rate": 5e-5, "weight_decay": 0.0, "adam_beta1": 0.9, "adam_beta2": 0.999,
-    "adam_epsilon": 1e-8, "fp16": False, "bf16": False, "warmup_steps": 0, "max_steps": -1,
-}  # fmt: skip
+DEFAULTS: Mapping[str, Any] = NAMES["transformers"]["defaults"]
 """Defaults of ``TrainingArguments`` of transformers; classes of trl have others."""
 
 MATCHED: Mapping[str, tuple[Path, str]] = {
@@ -43,15 +39,9 @@ ENGINE_DEFAULTS: Mapping[Path, Any] = {
 _ADAM_DEFAULTS: Mapping[str, Any] = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 """Defaults of DeepSpeed's FusedAdam and DeepSpeedCPUAdam."""
 
-_KINDS = {
-    "linear": "WarmupDecayLR", "cosine": "WarmupCosineLR", "constant": "WarmupLR",
-    "constant_with_warmup": "WarmupLR",
-}  # fmt: skip
+_KINDS: Mapping[str, str] = NAMES["deepspeed"]["scheduler_of_type"]
 """``lr_scheduler_type`` -> DeepSpeed's scheduler of the same kind."""
-_EFFECTS = {
-    "WarmupLR": "the rate never decays", "WarmupDecayLR": "the rate decays linearly to 0",
-    "WarmupCosineLR": "the rate follows a cosine", "LRRangeTest": "the rate only grows",
-}  # fmt: skip
+_EFFECTS: Mapping[str, str] = NAMES["deepspeed"]["scheduler_effects"]
 _PARSERS = frozenset(("HfArgumentParser", "TrlParser"))
 """Classes that make a Trainer's arguments of the command line."""
 

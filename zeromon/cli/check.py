@@ -30,7 +30,7 @@ from zeromon.check.problem import SEVERITIES, Machine, Problem, as_sarif
 from zeromon.check.runner import Result, check, parse_codes, select_problems
 from zeromon.cli import AFTER_DASHES
 from zeromon.cli.parser import add_flag, add_option, positive, write_text
-from zeromon.cli.plan_setup import link_speed, parse_host_memory, parse_memory_size
+from zeromon.cli.plan_setup import add_host_arguments, link_speed, parse_host_memory, parse_memory_size
 from zeromon.cli.terminal import is_coloured, show_working
 from zeromon.memory.spec import ModelSpec
 
@@ -51,17 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(machine, "--model", "SPEC", "7B, or a Hugging Face config.json")
     add_option(machine, "--devices", "N", "number of devices", positive)
     add_option(machine, "--gpu", "GPU", "h100, a100-40, ..., or its memory: 80 (GiB), 80GB")
-    add_option(
-        machine, "--host-memory", "SIZE",
-        "memory of one host: 512 (GiB), 1TiB; default: this machine's",
-    )  # fmt: skip
+    add_host_arguments(machine, "num_machines of the launch file, else one for 8 devices")
     add_option(
         machine, "--interconnect", "SPEED",
         "of the slowest link between ranks: 8x400Gb (bits), 25GB/s, ib-ndr", link_speed,
-    )  # fmt: skip
-    add_option(
-        machine, "--nodes", "N",
-        "number of nodes (default: num_machines of the launch file, else one for 8 devices)", positive,
     )  # fmt: skip
 
 

@@ -27,23 +27,14 @@ from zeromon.base.units import byte_scale, human_count, human_share, printable
 from zeromon.cli.parser import add_flag, add_list
 from zeromon.cli.report import recent_step_frame, snapshot_of
 from zeromon.cli.terminal import is_coloured, show_json, show_working
+from zeromon.compare import text
 from zeromon.compare.comparison import Column, Comparison, Row, compare, letter
 from zeromon.compare.run_figures import RunFigures, figures_of
-from zeromon.compare.text import (
-    NOT_COMPARABLE,
-    course_title,
-    environment_lines,
-    format_change,
-    format_figure,
-    grouped,
-    has_content,
-    steps_text,
-)
 from zeromon.compare.thresholds import NAMES, Verdict, judge_limits, parse_limit
 from zeromon.readout.tables import aligned_table
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
-from zeromon.storage.step_history import by_step, frame_of_steps
+from zeromon.storage.step_history.queries import by_step, frame_of_steps
 from zeromon.tui.drawing import Curve, Plot, draw_chart, draw_legend
 from zeromon.tui.line import plain_text
 
@@ -113,13 +104,13 @@ def as_text(compared: Comparison, width: int, *, coloured: bool = False, drawn: 
 
     *drawn*: with the chart of the memory.
     """
-    environment = [_wrap_text(row, "  ", width) for row in environment_lines(compared)]
+    environment = [_wrap_text(row, "  ", width) for row in text.environment_lines(compared)]
     sections = [_runs_table(compared), "\n".join(["Environment", *environment])]
     sections += _figure_tables(compared, width, coloured=coloured)
     if any(cell.marked for row in compared.rows for cell in row.cells):
         sections[-1] += f"\n  * differs from {letter(0)} by more than the noise"
     if any(cell.doubtful for row in compared.rows for cell in row.cells):
-        sections[-1] += f"\n  ? {NOT_COMPARABLE}"
+        sections[-1] += f"\n  ? {text.NOT_COMPARABLE}"
     sections += _memory_chart(compared, width) if drawn else []
     notes = _unknown_figures(compared)
     if notes:
@@ -147,7 +138,7 @@ def _memory_chart(compared: Comparison, width: int) -> list[str]:
                 foot=(f"step {human_count(first_step)}", human_count(last_step)))  # fmt: skip
     wide = min(width - 2, _CHART_COLUMNS)
     drawn = [draw_legend(plot, wide), *draw_chart(plot, wide, _CHART_ROWS)]
-    return ["\n".join([course_title(compared), *(f"  {plain_text(r)}".rstrip() for r in drawn)])]
+    return ["\n".join([text.course_title(compared), *(f"  {plain_text(r)}".rstrip() for r in drawn)])]
 
 
 def _wrap_text(sentence: str, mark: str, width: int) -> str:
@@ -162,7 +153,7 @@ def _runs_table(compared: Comparison) -> str:
             f"{letter(number)}  {_column_name(column)}",
             _shorten_name(column.strategy),
             _batch_formula(column),
-            steps_text(column),
+            text.steps_text(column),
             "died" if column.died else column.ended.split(" ")[0].strip(","),
         )
         for number, column in enumerate(compared.columns)
@@ -208,7 +199,7 @@ def _table_rows(compared: Comparison, columns: Sequence[int], *, detailed: bool)
         if number and detailed:
             header.append((f"to {letter(0)}", ""))
     cell_rows = [header]
-    for title, rows in grouped(compared):
+    for title, rows in text.grouped(compared):
         cell_rows.append([(title, "")] + [("", "")] * (len(header) - 1))
         for row in rows:
             cell_rows.append(_figure_cells(f"  {row.label}", row, columns, detailed=detailed))
@@ -223,11 +214,11 @@ def _figure_cells(label: str, row: Row, columns: Sequence[int], *, detailed: boo
         cell = row.cells[number]
         mark = "*" if cell.marked else "?" if cell.doubtful else " "
         colour = (_GOOD if cell.better else _BAD) if cell.marked else ""
-        value = format_figure(cell.value, row.unit)
+        value = text.format_figure(cell.value, row.unit)
         if not number:
             cells.append((value, ""))
         elif detailed:
-            cells += [(value, ""), (format_change(row, number) + mark, colour)]
+            cells += [(value, ""), (text.format_change(row, number) + mark, colour)]
         else:
             cells.append((value + mark, colour))
     return cells
@@ -271,7 +262,7 @@ def _unknown_figures(compared: Comparison) -> list[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     count = len(compared.columns)
     for row in compared.rows:
-        if "." in row.name and not has_content(row):
+        if "." in row.name and not text.has_content(row):
             continue
         unknown: dict[str, list[int]] = {}
         for number, cell in enumerate(row.cells):

@@ -55,16 +55,8 @@ from zeromon.probes.process import (
     own_package_folders,
     python_stack_text,
 )
+from zeromon.readout import text
 from zeromon.readout.alerts import Tone, safe_message
-from zeromon.readout.text import (
-    doing,
-    ended_text,
-    finding_text,
-    lock_text,
-    removal_of,
-    run_state,
-    stall_finding,
-)
 from zeromon.readout.verdict import hang_text
 from zeromon.ring import paths
 from zeromon.snapshot import Finding, Hang, NodeView, RankProcess, RunSnapshot, Severity
@@ -267,9 +259,9 @@ def extension_cache_facts() -> list[Fact]:
     locks = cached_extension_locks(folder)
     facts = [Fact("extensions", f"{folder}, {'no lock' if not locks else 'locked'}")]
     for lock in locks:
-        hint = f"{removal_of(lock)}: ranks wait for it for ever." if lock.is_stale else ""
+        hint = f"{text.removal_of(lock)}: ranks wait for it for ever." if lock.is_stale else ""
         severity = "warning" if lock.is_stale else "note"
-        facts.append(Fact("lock", lock_text(lock), severity, hint))
+        facts.append(Fact("lock", text.lock_text(lock), severity, hint))
     return facts
 
 
@@ -436,7 +428,7 @@ def _stack_suspects(hangs: tuple[Hang, ...], run: RunSnapshot) -> list[tuple[int
     numbers: dict[int, None] = {}
     for hang in hangs:
         numbers.update(dict.fromkeys(hang.missing or hang.waiting[:2]))
-    if not hangs and stall_finding(run) is not None:
+    if not hangs and text.stall_finding(run) is not None:
         numbers.update(dict.fromkeys(rank.rank for rank in run.ranks if rank.status.stack))
     pids = {rank.rank: rank.pid for rank in run.ranks if rank.status.alive}
     return [(rank, pids[rank]) for rank in numbers if rank in pids][:_MAX_STACKS]
@@ -465,15 +457,15 @@ def _process_label(process: RankProcess) -> str:
 
 def run_as_text(run: RunSnapshot, hangs: tuple[Hang, ...], stacks: Mapping[int | str, str]) -> str:
     """The hangs, what each rank does, and the *stacks*, by rank or by the label of a process."""
-    rows = [f"run {run.run}: {run_state(run)}"]
+    rows = [f"run {run.run}: {text.run_state(run)}"]
     if run.ended:
         rows.append(f"  it has ended: zeromon report {run.run}")
-    states = {rank.rank: doing(rank) for rank in run.ranks}
-    rows += [f"!! {finding_text(finding)}" for finding in _critical_findings(run)]
+    states = {rank.rank: text.doing(rank) for rank in run.ranks}
+    rows += [f"!! {text.finding_text(finding)}" for finding in _critical_findings(run)]
     rows += [f"{'  ' if hang.pause else '!!'} {hang_text(run, hang)}" for hang in hangs]
-    if run.ranks and not hangs and not run.ended and stall_finding(run) is None:
+    if run.ranks and not hangs and not run.ended and text.stall_finding(run) is None:
         warnings = [f for f in run.findings if f.severity is Severity.WARNING][:_MAX_WARNINGS]
-        rows += ["no collective hangs", *(f" ! {finding_text(finding)}" for finding in warnings)]
+        rows += ["no collective hangs", *(f" ! {text.finding_text(finding)}" for finding in warnings)]
     if run.nodes:
         rows += ["", "Nodes, as observed from here", *map(_node_line, run.nodes)]
     rows += [f"  {run.nodes_note}"] if run.nodes_note else []
@@ -485,7 +477,7 @@ def run_as_text(run: RunSnapshot, hangs: tuple[Hang, ...], stacks: Mapping[int |
     ]
     rows += [
         f"  rank {rank.rank} (pid {rank.pid}): "
-        f"{states[rank.rank] if rank.status.alive else ended_text(rank)}"
+        f"{states[rank.rank] if rank.status.alive else text.ended_text(rank)}"
         for rank in run.ranks[:64]
     ]
     for label, stack in stacks.items():

@@ -24,7 +24,8 @@ from zeromon.export.formats import FORMATS
 from zeromon.ring import paths, slices
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
-from zeromon.storage.step_history import damage_errors, readable_segment_tables
+from zeromon.storage.step_history.queries import readable_segment_tables
+from zeromon.storage.step_history.writer import damage_errors
 
 if TYPE_CHECKING:
     import polars as pl

@@ -235,7 +235,18 @@ def call(options: argparse.Namespace) -> int:
     stages = search.stages()
     chosen = recommend_fastest_stage(stages)
     scripts = search.write(stages)
-    content = stages_as_json(stages, search.trials, chosen, scripts, search.notes)
+    content = {
+        "stages": [
+            asdict(s)
+            | {"samples_per_second": s.samples_per_second, "tokens_per_second": s.tokens_per_second}
+            for s in stages
+        ],
+        "launches": [asdict(t) for t in search.trials],
+        "recommended": None if chosen is None else {"stage": chosen.name, "micro_batch": chosen.advised},
+        "reason": _reason_text(stages, chosen),
+        "files": dict(scripts),
+        "notes": list(search.notes),
+    }
     if options.json:
         sys.stdout.write(json.dumps(content) + "\n")
     else:
@@ -498,26 +509,6 @@ def _reason_text(stages: Sequence[Stage], chosen: Stage | None) -> str:
         f"{headline}: {_rate_text(rate)} samples/s; the next, stage {runner_up.name}, "
         f"{_rate_text(runner_up.samples_per_second or 0.0)}{kind}"
     )
-
-
-def stages_as_json(
-    stages: Sequence[Stage], trials: Sequence[Trial], chosen: Stage | None,
-    scripts: Mapping[str, str], notes: Sequence[str],
-) -> dict[str, Any]:  # fmt: skip
-    """All of it."""
-    return {
-        "stages": [
-            asdict(s) | {
-                "samples_per_second": s.samples_per_second, "tokens_per_second": s.tokens_per_second,
-            }
-            for s in stages
-        ],
-        "launches": [asdict(t) for t in trials],
-        "recommended": None if chosen is None else {"stage": chosen.name, "micro_batch": chosen.advised},
-        "reason": _reason_text(stages, chosen),
-        "files": dict(scripts),
-        "notes": list(notes),
-    }  # fmt: skip
 
 
 def with_device_seconds(trial: Trial, steps_of_ranks: Sequence[tuple[Two, Two]]) -> Trial:

@@ -100,13 +100,13 @@ def add_setup_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--trace", "run the real model on fake tensors")
 
 
-def add_host_arguments(group: argparse._ArgumentGroup) -> None:
+def add_host_arguments(group: argparse._ArgumentGroup, default_nodes: str = "one for 8 devices") -> None:
     """Adds the options of the hosts."""
     add_option(
         group, "--host-memory", "SIZE",
         "memory of one host, shared by its ranks: 512 (GiB), 1TiB; default: this machine's",
     )  # fmt: skip
-    add_option(group, "--nodes", "N", "number of nodes (default: one for 8 devices)", positive)
+    add_option(group, "--nodes", "N", f"number of nodes (default: {default_nodes})", positive)
 
 
 DESCRIBED = "zeromon: "

@@ -45,7 +45,9 @@ from zeromon.sources.live import LiveSource, runs_of_node
 from zeromon.sources.prometheus.source import find_listed_runs, only_listed_run
 from zeromon.storage.run_store import Store, decode_snapshot, encode_snapshot
 from zeromon.storage.snapshot_log import Past, findings_of_record
-from zeromon.storage.step_history import Series, ranges_of_steps, row_of, rows_frame
+from zeromon.storage.step_history.queries import ranges_of_steps
+from zeromon.storage.step_history.rows import Series, row_of
+from zeromon.storage.step_history.writer import rows_frame
 
 if TYPE_CHECKING:
     import polars as pl

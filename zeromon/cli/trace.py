@@ -34,15 +34,8 @@ from zeromon.cli.parser import add_flag, add_option, check_format, draw_module, 
 from zeromon.cli.terminal import show_json, show_progress, show_text
 from zeromon.diagnosis.flight import calls_under_way, flight_findings, flight_text
 from zeromon.export.files import Progress
+from zeromon.readout import trace_report
 from zeromon.readout.text import capture_text
-from zeromon.readout.trace_report import (
-    SECTIONS,
-    as_diff,
-    as_growth,
-    as_text,
-    capture_report,
-    memory_text,
-)
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.sources.live import LiveSource, find_live_runs, only_live_run
 from zeromon.traces.allocations import DeviceMemory, memory_by_device, memory_growers, read_snapshot
@@ -105,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sub = verbs.add_parser("analyze", help="analyse the time of the devices", description=ANALYZE)
     sub.add_argument("files", nargs="*", metavar="FILE", help="Kineto JSON, plain or gzip, or folder")
     add_option(sub, "--rank", "N", "the rank of the details", int)
-    for name, help_text in SECTIONS.items():
+    for name, help_text in trace_report.SECTIONS.items():
         sub.add_argument(f"--{name}", action="store_true", help=help_text)
     help_text = "what each moment of a step waited for (default: the step of median length)"
     add_option(sub, "--critical-path", "STEP", help_text, _step_or_file, nargs="?", const=-1)
@@ -127,7 +120,7 @@ def compare_traces(options: argparse.Namespace) -> int:
         changed = [row.name for row in difference.changed]
         show_json({"changed": changed, **msgspec.to_builtins(difference)})
     else:
-        show_text(as_diff(names, difference))
+        show_text(trace_report.as_diff(names, difference))
     return 1 if difference.changed else 0
 
 
@@ -194,7 +187,7 @@ def capture_trace(options: argparse.Namespace) -> int:
     if options.json:
         show_json({"run": source.run, "capture": capture, "ranks": ranks})
     else:
-        show_text(capture_report(capture, ranks))
+        show_text(trace_report.capture_report(capture, ranks))
     return 1 if capture.state == CaptureState.FAILED else 0
 
 
@@ -251,9 +244,9 @@ def call(options: argparse.Namespace) -> int:
         listed = ", ".join(map(str, sorted(known_ranks)[:_MAX_UNKNOWN]))
         hint = f"The files are of {listed}{' and more' if len(known_ranks) > _MAX_UNKNOWN else ''}."
         raise TraceError(f"no file is of rank {options.rank}", hint)
-    sections = [name for name in SECTIONS if getattr(options, name)]
+    sections = [name for name in trace_report.SECTIONS if getattr(options, name)]
     sections += ["critical-path"] if options.critical_path is not None else []
-    show_text(as_text(ranks, sections, options.rank))
+    show_text(trace_report.as_text(ranks, sections, options.rank))
     return 0
 
 
@@ -327,9 +320,9 @@ def show_memory_snapshots(options: argparse.Namespace) -> int:
         for earlier in per_file[0]
         if len(per_file) > 1 and earlier.device == device.device
     }
-    report = "\n".join(memory_text(Path(name).name, devices) for name, devices in files)
+    report = "\n".join(trace_report.memory_text(Path(name).name, devices) for name, devices in files)
     for rows in grown.values():
-        report += "\n" + as_growth(names, rows)
+        report += "\n" + trace_report.as_growth(names, rows)
     if options.output:
         page = draw_module("html_report").memory_page(Path(names[-1]).name, per_file[-1], report)
         write_text(page, options.output)

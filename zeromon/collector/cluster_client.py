@@ -19,26 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from zeromon.base.units import printable, with_usual_numbers
-from zeromon.collector.cluster import (
-    Clock,
-    ClockOffset,
-    KnownNode,
-    Leader,
-    LeaderReply,
-    NodeInfo,
-    NodeReport,
-    PeerRank,
-    Sender,
-    Version,
-    make_node_views,
-    pack_groups,
-    peer_rank_updates,
-    printable_node_info,
-    report_interval_seconds,
-    to_leader_clock,
-    unpack_groups,
-    version_mismatch,
-)
+from zeromon.collector import cluster
 from zeromon.diagnosis.arrivals import ArrivalSkew, MatchedCollective, PartialArrival
 from zeromon.diagnosis.hangs import as_member, hangs_of, since_difference
 from zeromon.fold.collectives import group_call_histories
@@ -56,16 +37,16 @@ _MAX_WAITING = 8192
 _MAX_JOINTS = 2048
 _MAX_CARDS_BYTES = 1 << 22
 _MAX_REPLY_BYTES = 1 << 26
-_SENDER = msgspec.json.Decoder(Sender)
-_REPORT = msgspec.json.Decoder(NodeReport)
-_VERSION = msgspec.json.Decoder(Version)
-_REPLY = msgspec.json.Decoder(LeaderReply)
-_Message = TypeVar("_Message", Sender, NodeReport, Version, LeaderReply)
-_CARDS = msgspec.json.Decoder(list[NodeInfo])
+_SENDER = msgspec.json.Decoder(cluster.Sender)
+_REPORT = msgspec.json.Decoder(cluster.NodeReport)
+_VERSION = msgspec.json.Decoder(cluster.Version)
+_REPLY = msgspec.json.Decoder(cluster.LeaderReply)
+_Message = TypeVar("_Message", cluster.Sender, cluster.NodeReport, cluster.Version, cluster.LeaderReply)
+_CARDS = msgspec.json.Decoder(list[cluster.NodeInfo])
 _ENCODER = msgspec.json.Encoder()
 
 
-def read_node_infos(folder: Path) -> list[NodeInfo]:
+def read_node_infos(folder: Path) -> list[cluster.NodeInfo]:
     """Returns the nodes of the run in *folder* that its agents have written, the leader first.
 
     Returns [] while the leader, the node of rank 0, is unknown.
@@ -75,7 +56,11 @@ def read_node_infos(folder: Path) -> list[NodeInfo]:
         cards = sorted(_CARDS.decode(content), key=lambda card: card.first_rank)
     except (OSError, ValueError, RecursionError):
         return []
-    return [printable_node_info(card) for card in cards] if cards and cards[0].first_rank == 0 else []
+    return (
+        [cluster.printable_node_info(card) for card in cards]
+        if cards and cards[0].first_rank == 0
+        else []
+    )
 
 
 class NodeList:
@@ -84,9 +69,9 @@ class NodeList:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._stamp: tuple[int, int, int] | None = None
-        self._nodes: list[NodeInfo] = []
+        self._nodes: list[cluster.NodeInfo] = []
 
-    def read(self) -> list[NodeInfo]:
+    def read(self) -> list[cluster.NodeInfo]:
         """Returns them; the same list while nothing has changed."""
         stamp = None
         with suppress(OSError):
@@ -111,12 +96,12 @@ def _decode_message(decoder: msgspec.json.Decoder[_Message], content: bytes) -> 
         raise ValueError("it is nested too deeply") from error
 
 
-def answer_report(leader: Leader, body: bytes, received_ns: int) -> bytes:
+def answer_report(leader: cluster.Leader, body: bytes, received_ns: int) -> bytes:
     """Returns the leader's reply to a report; raises :class:`ValueError` for a malformed one."""
     if leader.reads(_decode_message(_SENDER, body)):
         reply = leader.answer(_decode_message(_REPORT, body), received_ns)
     else:
-        reply = LeaderReply(received_ns, received_ns, 1.0)
+        reply = cluster.LeaderReply(received_ns, received_ns, 1.0)
     reply.replied_ns = time.monotonic_ns()
     return _ENCODER.encode(reply)
 
@@ -137,23 +122,27 @@ class ClusterSync:
     """
 
     def __init__(
-        self, run: str, own_node: NodeInfo, cards: Sequence[NodeInfo], leader: Leader | None
+        self,
+        run: str,
+        own_node: cluster.NodeInfo,
+        cards: Sequence[cluster.NodeInfo],
+        leader: cluster.Leader | None,
     ) -> None:
         self.run = run
         self.own = own_node
         self.leader = leader
-        self.clock = Clock()
+        self.clock = cluster.Clock()
         self.note = ""
         self._address = cards[0].address
         self._leader_is_local = cards[0].is_local
         self._leader_name = cards[0].node
         self._joints: deque[PartialArrival] = deque(maxlen=_MAX_WAITING)
-        self._peers: list[PeerRank] = []
+        self._peers: list[cluster.PeerRank] = []
         self._matches: deque[MatchedCollective] = deque(maxlen=_MAX_WAITING)
-        self._reply: LeaderReply | None = None
+        self._reply: cluster.LeaderReply | None = None
         self._replied = time.monotonic()
         """When the leader replied last, or when this object was made."""
-        self._heard: dict[int, KnownNode] = {}
+        self._heard: dict[int, cluster.KnownNode] = {}
         self._cards = {card.first_rank: card for card in (*cards, own_node)}
         self._sample = 1
         self._stopping = threading.Event()
@@ -164,7 +153,7 @@ class ClusterSync:
         """Ends the thread without waiting for it."""
         self._stopping.set()
 
-    def enqueue_arrivals(self, joints: deque[PartialArrival], peers: list[PeerRank]) -> None:
+    def enqueue_arrivals(self, joints: deque[PartialArrival], peers: list[cluster.PeerRank]) -> None:
         """Queues new arrivals, and the state of the local ranks, for the leader; empties *joints*."""
         while joints:
             joint = joints.popleft()
@@ -200,13 +189,13 @@ class ClusterSync:
         ranks = self._reply.away if self._reply is not None else []
         return tuple(rank for rank in ranks if rank.node != self.own.node)
 
-    def offset(self) -> ClockOffset | None:
+    def offset(self) -> cluster.ClockOffset | None:
         """Returns how far this node's clock is ahead of the leader's; None on the leader."""
         return self.clock.best(time.monotonic_ns())
 
     def nodes(self) -> tuple[NodeView, ...]:
         """Returns all nodes with the time since their last reports, from the leader's reply."""
-        return make_node_views(
+        return cluster.make_node_views(
             self.cards(),
             self._heard,
             time.monotonic() - self._replied,
@@ -216,11 +205,11 @@ class ClusterSync:
             time.monotonic_ns(),
         )
 
-    def cards(self) -> list[NodeInfo]:
+    def cards(self) -> list[cluster.NodeInfo]:
         """Returns all known nodes, by first rank."""
         return [self._cards[rank] for rank in sorted(self._cards)]
 
-    def learn_nodes(self, cards: Iterable[NodeInfo]) -> None:
+    def learn_nodes(self, cards: Iterable[cluster.NodeInfo]) -> None:
         """Adds nodes that the agents' rendezvous has listed."""
         for card in cards:
             self._cards.setdefault(card.first_rank, card)
@@ -228,7 +217,7 @@ class ClusterSync:
     def _every(self) -> float:
         """Seconds between reports: as the leader says, and not less than the known nodes need."""
         leader_seconds = self._reply.every_seconds if self._reply is not None else 0.0
-        return max(leader_seconds, report_interval_seconds(len(self._cards)))
+        return max(leader_seconds, cluster.report_interval_seconds(len(self._cards)))
 
     # ---- the thread ----------------------------------------------------------------------------
 
@@ -294,28 +283,30 @@ class ClusterSync:
             given_signature.encode(), reply_signature(token, proof[NONCE], content).encode()
         ):
             raise PermissionError("answers with another token")
-        if reason := version_mismatch(self._leader_name, _decode_message(_VERSION, content)):
+        if reason := cluster.version_mismatch(self._leader_name, _decode_message(_VERSION, content)):
             raise _OtherVersion(reason)
         reply = _decode_message(_REPLY, content)
         self.clock.heard(sent, reply.received_ns, reply.replied_ns, heard)
         best_offset = self.clock.best(heard)
         self._take(reply, round(best_offset.value_ns) if best_offset is not None else 0)
 
-    def _report(self, now_ns: int, shift: int | None) -> NodeReport:
+    def _report(self, now_ns: int, shift: int | None) -> cluster.NodeReport:
         """Returns the report by the leader's clock; without arrivals and ranks if *shift* is None."""
-        report = NodeReport(
+        report = cluster.NodeReport(
             run=self.run, card=self.own, round_trip_ns=self.clock.round_trip_ns(), known=len(self._cards)
         )
         if shift is None:
             return report
         joints = [self._joints.popleft() for _ in range(min(_MAX_JOINTS, len(self._joints)))]
-        report.groups, report.joints = pack_groups(to_leader_clock(j, shift) for j in joints)
+        report.groups, report.joints = cluster.pack_groups(
+            cluster.to_leader_clock(j, shift) for j in joints
+        )
         asked_groups = self._reply.asked if self._reply is not None else ()
-        report.peers = peer_rank_updates(self._peers, asked_groups, now_ns, shift)
+        report.peers = cluster.peer_rank_updates(self._peers, asked_groups, now_ns, shift)
         return report
 
-    def _take(self, reply: LeaderReply, shift: int) -> None:
-        for match in unpack_groups(reply.groups, reply.matches):
+    def _take(self, reply: cluster.LeaderReply, shift: int) -> None:
+        for match in cluster.unpack_groups(reply.groups, reply.matches):
             self._matches.append(match._replace(last_ns=match.last_ns + shift))
         self._sample = reply.sample
         listed = {node.card.first_rank: node for node in reply.nodes}
@@ -341,10 +332,10 @@ class RunCluster:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._sync: ClusterSync | None = None
-        self._peers: list[PeerRank] = []
+        self._peers: list[cluster.PeerRank] = []
         """The local ranks of the last snapshot, as reported to other nodes."""
         self._list = NodeList(folder)
-        self._learned: list[NodeInfo] = []
+        self._learned: list[cluster.NodeInfo] = []
         self._first_ring = 0.0
 
     def can_name_run(self, states: Sequence[RankState]) -> bool:
@@ -357,7 +348,7 @@ class RunCluster:
         single_node = any(_is_single_node(state.meta) for state in states)
         return single_node or time.monotonic() - self._first_ring > _NAMING_SECONDS
 
-    def connect(self, run: str, ranks: Iterable[int], lead: Callable[[str], Leader]) -> None:
+    def connect(self, run: str, ranks: Iterable[int], lead: Callable[[str], cluster.Leader]) -> None:
         """Starts to exchange reports once the agents have listed the other nodes.
 
         *lead* makes the leader of a run; it is called on the node of rank 0 only.
@@ -431,7 +422,7 @@ class RunCluster:
         """All nodes of the run, the leader first; () on a single node."""
         return self._sync.nodes() if self._sync is not None else ()
 
-    def reachable_nodes(self) -> list[NodeInfo]:
+    def reachable_nodes(self) -> list[cluster.NodeInfo]:
         """The nodes whose collectors can be reached from here, this one included."""
         if self._sync is None:
             return []
@@ -445,9 +436,9 @@ class RunCluster:
         return offset.error_at(time.monotonic_ns()) / 1e9 if offset else 0.0
 
 
-def as_peer_rank(rank: RankSnapshot, node: str) -> PeerRank:
+def as_peer_rank(rank: RankSnapshot, node: str) -> cluster.PeerRank:
     """Returns the fields of *rank*, a rank of *node*, that other nodes need."""
-    return PeerRank(
+    return cluster.PeerRank(
         rank=rank.rank,
         node=node,
         alive=rank.status.alive,

@@ -133,7 +133,14 @@ class Application:
 
     def __call__(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         """Answers one request, as WSGI defines it."""
-        request = _policy_request(environ)
+        request = access.Request(
+            method=str(environ.get("REQUEST_METHOD", "")),
+            path=str(environ.get("PATH_INFO", "")),
+            host=environ.get("HTTP_HOST", ""),
+            origin=environ.get("HTTP_ORIGIN", ""),
+            token=environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer "),
+            length=access.parse_body_length(environ.get("CONTENT_LENGTH") or "0"),
+        )
         token = self._policy.token
         # GET only: the signature covers no body, so the proof of a read must not open an action
         if request.method == "GET" and self._is_proved(environ, READ, _signed_target(environ), token):
@@ -260,18 +267,6 @@ _SECTIONS: dict[str, Callable[[Past, Query], bytes]] = {
 def _signed_target(environ: Environ) -> bytes:
     """The target of a signed read: the path and the query."""
     return f"{environ.get('PATH_INFO', '')}?{environ.get('QUERY_STRING', '')}".encode()
-
-
-def _policy_request(environ: Environ) -> access.Request:
-    """Returns the fields of a WSGI request that the access policy reads."""
-    return access.Request(
-        method=str(environ.get("REQUEST_METHOD", "")),
-        path=str(environ.get("PATH_INFO", "")),
-        host=environ.get("HTTP_HOST", ""),
-        origin=environ.get("HTTP_ORIGIN", ""),
-        token=environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer "),
-        length=access.parse_body_length(environ.get("CONTENT_LENGTH") or "0"),
-    )
 
 
 def target_groups(

@@ -34,7 +34,7 @@ from zeromon.snapshot import (
     WorkerMemory,
 )
 from zeromon.snapshot.levels import WINDOW_STEPS
-from zeromon.storage.step_history import Row, row_of
+from zeromon.storage.step_history.rows import Row, row_of
 
 SETTLING_POLLS = 3
 """Polls after a process's death without an exit status before the status counts as unknown."""

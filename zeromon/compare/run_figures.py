@@ -21,7 +21,7 @@ from zeromon.snapshot.noise import Estimate, block_estimate, half_width, median_
 from zeromon.snapshot.step import NOT_TIMED
 
 Series = Mapping[str, Sequence[float]]
-"""Columns of :func:`zeromon.storage.step_history.by_step`."""
+"""Columns of :func:`zeromon.storage.step_history.queries.by_step`."""
 
 Figure = Estimate | str
 """A figure, or the reason why it is unknown."""

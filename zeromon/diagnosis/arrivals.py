@@ -343,10 +343,8 @@ def _pipeline_bubbles(rows: Sequence[PipelineRow]) -> list[PipelineBubble] | Non
         for stage in row.own
         for label, duration in stage.seconds.items()
     }
-    ideal, balanced_runs = (
-        simulate_schedule(orders, seconds),
-        simulate_schedule(orders, balanced_seconds(seconds)),
-    )
+    ideal = simulate_schedule(orders, seconds)
+    balanced_runs = simulate_schedule(orders, balanced_seconds(seconds))
     if ideal is None or balanced_runs is None:
         return None
     span, shortest = max(row.span_seconds or 0.0 for row in rows), max(run.span for run in ideal)

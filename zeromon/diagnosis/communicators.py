@@ -70,7 +70,11 @@ def ras_of(answer: Answer, ranks: Sequence[RankSnapshot], is_here: Callable[[str
         members = [*communicator.ranks, *communicator.missing_ranks]
         ours = {member.rank: rank for member in members if (rank := rank_of(member)) is not None}
         is_ours = is_ours or bool(ours)
-        if ours and _is_of_note(communicator):
+        # torch's communicators for sends and receives have no collective: each would be an empty row
+        if ours and (
+            communicator.missing_ranks
+            or any(any(peer.collective_counts.values()) for peer in communicator.ranks)
+        ):
             group = group_of(communicator.size, ours, ranks)
             rows.append(_ras_row(communicator, group.group_id if group is not None else ""))
     # Two communicators that fit one group cannot be distinguished: neither gets its name
@@ -80,13 +84,6 @@ def ras_of(answer: Answer, ranks: Sequence[RankSnapshot], is_here: Callable[[str
         communicators=tuple(
             replace(row, group_id="") if group_ids.count(row.group_id) > 1 else row for row in rows
         ),
-    )
-
-
-def _is_of_note(communicator: Communicator) -> bool:
-    # torch's communicators for sends and receives have no collective: each would be an empty row
-    return bool(communicator.missing_ranks) or any(
-        any(peer.collective_counts.values()) for peer in communicator.ranks
     )
 
 

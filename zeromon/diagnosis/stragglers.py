@@ -301,7 +301,12 @@ def widest_drift(run: RunSnapshot) -> Drift | None:
     drifts = [
         Drift(ahead, laggard, group)
         for group in ahead.communication.groups
-        if group.step_sequence >= 0 and _is_of_gradients(ahead, group)
+        if group.step_sequence >= 0
+        and any(
+            # In other groups, as those of an evaluation, a rank may be ahead without mixing gradients
+            row.phase == "backward" and row.group == group.label
+            for row in ahead.communication.traffic
+        )
         for laggard in ranks
         if laggard.steps.last_step < ahead.steps.last_step
         and _reached_number(laggard, group) >= group.step_sequence
@@ -317,11 +322,3 @@ def _reached_number(rank: RankSnapshot, group: GroupProgress) -> int:
     """The number of *group* when the last step of *rank* ended; -1 where that step called none."""
     numbers = (g.step_sequence for g in rank.communication.groups if g.group_id == group.group_id)
     return next(numbers, -1)
-
-
-def _is_of_gradients(rank: RankSnapshot, group: GroupProgress) -> bool:
-    return any(
-        # In other groups, as those of an evaluation, a rank may be ahead without mixing gradients
-        row.phase == "backward" and row.group == group.label
-        for row in rank.communication.traffic
-    )

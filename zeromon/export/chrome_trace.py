@@ -19,7 +19,7 @@ from zeromon.readout.breakdown import PHASES
 from zeromon.ring.events import Event, Exit, HostSample, MemorySample, Oom
 from zeromon.ring.slices import RingEvents
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.step_history import IDLE, NOT_TIMED, SKIPPED, UNTIMED
+from zeromon.snapshot.step import IDLE, NOT_TIMED, SKIPPED, UNTIMED
 
 Slice = tuple[float, float, str, dict[str, Any]]
 """Start and duration in microseconds, name and arguments of a slice."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from zeromon.base.units import formula_safe_cell
 from zeromon.export import chrome_trace, trackers
 from zeromon.export.files import Export, replacement_file
-from zeromon.storage.step_history import IDLE, NAMES, SKIPPED, UNTIMED
+from zeromon.snapshot.step import IDLE, SKIPPED, UNTIMED
+from zeromon.storage.step_history.rows import NAMES
 
 if TYPE_CHECKING:
     import polars as pl

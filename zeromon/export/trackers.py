@@ -27,7 +27,7 @@ from zeromon.readout.throughput import how_far
 from zeromon.readout.verdict import Health, judge_run
 from zeromon.ring.model_metadata import url_without_secrets
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.step_history import NOT_TIMED
+from zeromon.snapshot.step import NOT_TIMED
 
 _SCALARS = (
     ("time/step_seconds", "duration_us"),

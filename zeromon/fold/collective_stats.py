@@ -316,11 +316,9 @@ def tiny_call_shares(rows: Iterable[CollectiveStatsRow]) -> tuple[float, float, 
     """Shares of calls, bytes and time of calls up to :data:`TINY_BYTES`, and such calls per step."""
     moving = [row for row in rows if row.op != "barrier" and row.calls > 0]
     small = [row for row in moving if row.nbytes / row.calls <= TINY_BYTES]
-    calls, nbytes, seconds = (
-        sum(row.calls for row in moving),
-        sum(row.nbytes for row in moving),
-        sum(row.seconds for row in moving),
-    )
+    calls = sum(row.calls for row in moving)
+    nbytes = sum(row.nbytes for row in moving)
+    seconds = sum(row.seconds for row in moving)
     small_calls = sum(row.calls for row in small)
     return (
         small_calls / calls if calls else 0.0,

@@ -25,34 +25,11 @@ from zeromon.fold.state import (
     stats_row,
 )
 from zeromon.fold.steps import record_by_host
-from zeromon.ring.events import (
-    AllocatedPeak,
-    BackwardComm,
-    Bucket,
-    Event,
-    Exit,
-    Heartbeat,
-    HostSample,
-    MemoryPeak,
-    MemorySample,
-    Oom,
-    Op,
-    Phase,
-    Precision,
-    Raw,
-    RoleBytes,
-    Scalar,
-    ScalarValue,
-    TraceMark,
-    Transfer,
-    TrialMark,
-    decode_record,
-    is_training_progress,
-)
+from zeromon.ring import events
 from zeromon.snapshot.intervals import Interval
 
 
-def fold_records(state: RankState, records: Iterable[Raw]) -> None:
+def fold_records(state: RankState, records: Iterable[events.Raw]) -> None:
     """Folds *records* in their order; counts as dropped those that this version does not know.
 
     Nine of ten are of collectives, which are folded without being decoded.
@@ -78,13 +55,13 @@ def fold_records(state: RankState, records: Iterable[Raw]) -> None:
         del state.arrivals[:-MAX_ARRIVALS]
 
 
-def _call_of_record(state: RankState, record: Raw) -> Call | None:
+def _call_of_record(state: RankState, record: events.Raw) -> Call | None:
     """Returns what a collective's records like *record* have in common; folds one of another kind."""
     if collectives.is_collective_call(record):
         call = collectives.shared_call_of(state, record[2])
         state.dropped += call is None
         return call
-    event = decode_record(record)
+    event = events.decode_record(record)
     if event is None:
         state.dropped += 1
     else:
@@ -92,11 +69,11 @@ def _call_of_record(state: RankState, record: Raw) -> Call | None:
     return None
 
 
-def fold_event(state: RankState, event: Event) -> RankState:
+def fold_event(state: RankState, event: events.Event) -> RankState:
     """Folds *event* into *state* and returns it, the same object."""
     if event.t_ns > state.last_event_ns:
         state.last_event_ns = event.t_ns
-    if event.t_ns > state.progress_ns and is_training_progress(event, state.background_unit):
+    if event.t_ns > state.progress_ns and events.is_training_progress(event, state.background_unit):
         if state.silence is not None:
             end_silence(state, event.t_ns)
         state.progress_ns = event.t_ns
@@ -112,20 +89,20 @@ _WARM_UP = 5
 """Steps before the growth of a role is measured."""
 
 
-@folds_event(MemorySample)
-def _fold_memory_sample(state: RankState, e: MemorySample) -> None:
+@folds_event(events.MemorySample)
+def _fold_memory_sample(state: RankState, e: events.MemorySample) -> None:
     state.memory = e
     state.window.allocated = max(state.window.allocated, e.allocated_bytes)
     state.window.reserved = max(state.window.reserved, e.reserved_bytes)
 
 
-@folds_event(AllocatedPeak)
-def _fold_allocated_peak(state: RankState, e: AllocatedPeak) -> None:
+@folds_event(events.AllocatedPeak)
+def _fold_allocated_peak(state: RankState, e: events.AllocatedPeak) -> None:
     state.allocated_peak = e
 
 
-@folds_event(MemoryPeak)
-def _fold_memory_peak(state: RankState, e: MemoryPeak) -> None:
+@folds_event(events.MemoryPeak)
+def _fold_memory_peak(state: RankState, e: events.MemoryPeak) -> None:
     state.memory_peak = e
     # Where the allocator does not count, it is -1: the failed allocations counted here must stay
     if e.ooms >= 0:
@@ -133,8 +110,8 @@ def _fold_memory_peak(state: RankState, e: MemoryPeak) -> None:
     state.reserved_at_peak = state.memory.reserved_bytes if state.memory else 0
 
 
-@folds_event(HostSample)
-def _fold_host_sample(state: RankState, e: HostSample) -> None:
+@folds_event(events.HostSample)
+def _fold_host_sample(state: RankState, e: events.HostSample) -> None:
     state.host = e
     state.window.rss = max(state.window.rss, e.rss_bytes)
     # Only forced samples read these two: -1 of the others must not erase the last figures
@@ -144,21 +121,21 @@ def _fold_host_sample(state: RankState, e: HostSample) -> None:
         state.pinned_bytes = e.pinned_bytes
 
 
-@folds_event(Oom)
-def _fold_failed_allocation(state: RankState, e: Oom) -> None:
+@folds_event(events.Oom)
+def _fold_failed_allocation(state: RankState, e: events.Oom) -> None:
     state.oom = e
     state.new_ooms += 1
 
 
-@folds_event(RoleBytes)
-def _fold_role_bytes(state: RankState, e: RoleBytes) -> None:
+@folds_event(events.RoleBytes)
+def _fold_role_bytes(state: RankState, e: events.RoleBytes) -> None:
     state.roles[e.role] = e
     if state.steps >= _WARM_UP:
         state.first_roles.setdefault(e.role, e.device_bytes + e.host_bytes)
 
 
-@folds_event(Transfer)
-def _fold_offload_transfer(state: RankState, e: Transfer) -> None:
+@folds_event(events.Transfer)
+def _fold_offload_transfer(state: RankState, e: events.Transfer) -> None:
     totals = state.transfers[e.path]
     totals.nbytes += e.nbytes
     totals.of_step += e.nbytes
@@ -174,36 +151,36 @@ def _fold_offload_transfer(state: RankState, e: Transfer) -> None:
 # ---- folds what the agent reports of itself and of its rank -------------------------------------
 
 
-@folds_event(Heartbeat)
-def _fold_agent_heartbeat(state: RankState, e: Heartbeat) -> None:
+@folds_event(events.Heartbeat)
+def _fold_agent_heartbeat(state: RankState, e: events.Heartbeat) -> None:
     state.errors = e.errors
     state.phase = e.phase
     state.beats.append(Spent(e.t_ns, e.step, e.records, e.calls, e.spent_ns))
 
 
-@folds_event(Exit)
-def _fold_agent_exit(state: RankState, e: Exit) -> None:
+@folds_event(events.Exit)
+def _fold_agent_exit(state: RankState, e: events.Exit) -> None:
     state.exit = e
     # The device reports no more borders: without this, the last steps are in no history
     while state.enqueued:
         record_by_host(state)
 
 
-@folds_event(TraceMark)
-def _fold_trace_mark(state: RankState, e: TraceMark) -> None:
+@folds_event(events.TraceMark)
+def _fold_trace_mark(state: RankState, e: events.TraceMark) -> None:
     state.trace = e
 
 
-@folds_event(TrialMark)
-def _fold_trial_mark(state: RankState, e: TrialMark) -> None:
+@folds_event(events.TrialMark)
+def _fold_trial_mark(state: RankState, e: events.TrialMark) -> None:
     previous = state.trial
     is_same = previous is not None and previous.number == e.number
     cost_ns = e.cost_ns + (previous.cost_ns if previous is not None and is_same else 0)
     state.trial = e._replace(cost_ns=cost_ns)
 
 
-@folds_event(Precision)
-def _fold_mixed_precision(state: RankState, e: Precision) -> None:
+@folds_event(events.Precision)
+def _fold_mixed_precision(state: RankState, e: events.Precision) -> None:
     engine = state.engines[e.engine]
     engine.precision = e
     if e.grad_norm is None:
@@ -212,17 +189,16 @@ def _fold_mixed_precision(state: RankState, e: Precision) -> None:
     engine.nonfinite += not is_finite
     # Of several engines, each has a norm of its own, and none is that of the rank
     if len(state.engines) == 1 and (is_finite or math.isnan(e.loss_scale)):
-        _keep_scalar(
-            state, Scalar.GRAD_NORM, e.grad_norm, state.step + 1
-        )  # else it is a scale that is tried
+        # Else it is a scale that is tried
+        _keep_scalar(state, events.Scalar.GRAD_NORM, e.grad_norm, state.step + 1)
 
 
-@folds_event(ScalarValue)
-def _fold_scalar_value(state: RankState, e: ScalarValue) -> None:
+@folds_event(events.ScalarValue)
+def _fold_scalar_value(state: RankState, e: events.ScalarValue) -> None:
     _keep_scalar(state, e.scalar, e.value, e.step)
 
 
-def _keep_scalar(state: RankState, scalar: Scalar, value: float, step: int) -> None:
+def _keep_scalar(state: RankState, scalar: events.Scalar, value: float, step: int) -> None:
     """Keeps a value of a step; of several in a step the last, and that one was not finite."""
     totals = state.scalars.setdefault(scalar, ScalarTotals())
     is_finite = math.isfinite(value)
@@ -243,16 +219,16 @@ def _keep_scalar(state: RankState, scalar: Scalar, value: float, step: int) -> N
 # ---- folds the gradient buckets of DDP, which its reducer issues from C++ -----------------------
 
 
-@folds_event(Bucket)
-def _fold_gradient_bucket(state: RankState, e: Bucket) -> None:
+@folds_event(events.Bucket)
+def _fold_gradient_bucket(state: RankState, e: events.Bucket) -> None:
     if len(state.buckets) < MAX_IN_FLIGHT:
         state.buckets.append(e)
 
 
-@folds_event(BackwardComm)
-def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
+@folds_event(events.BackwardComm)
+def _fold_backward_comm(state: RankState, e: events.BackwardComm) -> None:
     """Folds DDP's own timing of one backward; it arrives in the step after the one it belongs to."""
-    totals = state.ops[Op.ALL_REDUCE, e.group]
+    totals = state.ops[events.Op.ALL_REDUCE, e.group]
     totals.duration_ns += max(0, e.t_ns - e.start_ns)
     exposed = max(0, e.t_ns - max(e.compute_end_ns, e.start_ns))
     totals.exposed_ns += exposed
@@ -260,10 +236,10 @@ def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
     state.exposed_ns += exposed
     steps_ago = _count_steps_ago(state, e.start_ns)
     window = state.last_windows[-steps_ago] if steps_ago else state.window
-    done: Raw = (0, e.t_ns, 0, 0, e.start_ns, e.t_ns - max(e.compute_end_ns, e.start_ns), 0, 0)
+    done: events.Raw = (0, e.t_ns, 0, 0, e.start_ns, e.t_ns - max(e.compute_end_ns, e.start_ns), 0, 0)
     window.ended.append(done)
     window.blocked.append(done)
-    window.phase_exposed_ns[Phase.BACKWARD] += exposed
+    window.phase_exposed_ns[events.Phase.BACKWARD] += exposed
     window.timed += e.buckets
     # DDP reports in the next forward: unless the summary is replaced, its step stays untimed
     if steps_ago:
@@ -284,7 +260,7 @@ def _count_steps_ago(state: RankState, t_ns: int) -> int:
     return sum(t_ns < step.end_ns for step, _ in windowed)
 
 
-def _time_gradient_buckets(state: RankState, e: BackwardComm) -> None:
+def _time_gradient_buckets(state: RankState, e: events.BackwardComm) -> None:
     """Divides a backward's communication among its buckets; see :func:`serial_transfer_spans`."""
     # Sorted, because serial_transfer_spans() takes the order of readiness for that of transfer
     buckets, state.buckets = sorted(state.buckets, key=lambda b: b.t_ns), []
@@ -292,7 +268,7 @@ def _time_gradient_buckets(state: RankState, e: BackwardComm) -> None:
     spans = serial_transfer_spans(ready_ns, [bucket.nbytes for bucket in buckets], e.t_ns)
     # Not strict: no spans where the buckets have no bytes, or the end precedes the last of them
     for bucket, (start, end_ns) in zip(buckets, spans, strict=False):
-        row = stats_row(state, Op.ALL_REDUCE, bucket.group, Phase.BACKWARD, bucket.unit)
+        row = stats_row(state, events.Op.ALL_REDUCE, bucket.group, events.Phase.BACKWARD, bucket.unit)
         exposed = max(0, end_ns - max(start, e.compute_end_ns))
         row.calls += 1
         row.exposed_ns += exposed

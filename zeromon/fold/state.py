@@ -14,33 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from zeromon.fold.collective_stats import FAINT_NS, MIN_KNOWN, CollectiveStats, Key, OpTotals
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
-from zeromon.ring.events import (
-    Activity,
-    AllocatedPeak,
-    Bucket,
-    Counted,
-    Event,
-    Exit,
-    Flag,
-    HostSample,
-    Loading,
-    LoadingRead,
-    MemoryPeak,
-    MemorySample,
-    Oom,
-    Op,
-    Path,
-    Phase,
-    Raw,
-    Role,
-    RoleBytes,
-    Scalar,
-    StageAction,
-    StepMark,
-    TraceMark,
-    TrialMark,
-    pack_head,
-)
+from zeromon.ring import events
 from zeromon.ring.strategy import (
     MODEL_PARALLEL,
     DimensionMetadata,
@@ -55,13 +29,13 @@ from zeromon.snapshot.intervals import common_set, set_length, union_set
 from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.levels import UNTIMED
 
-_ON_DEVICE: Final = pack_head(0, flags=Flag.DEVICE)
-_END: Final = _ON_DEVICE | pack_head(0, flags=Flag.SPAN_KNOWN)
+_ON_DEVICE: Final = events.pack_head(0, flags=events.Flag.DEVICE)
+_END: Final = _ON_DEVICE | events.pack_head(0, flags=events.Flag.SPAN_KNOWN)
 
 
 def zeros_by_phase() -> list[int]:
     """Returns a zero for each phase."""
-    return [0] * len(Phase)
+    return [0] * len(events.Phase)
 
 
 class EndedPhase(NamedTuple):
@@ -69,7 +43,7 @@ class EndedPhase(NamedTuple):
 
     start_ns: int
     end_ns: int
-    phase: Phase
+    phase: events.Phase
     own_ns: int
 
 
@@ -86,9 +60,9 @@ class Window:
     def __init__(self) -> None:
         self.spans: list[EndedPhase] = []
         """The outermost phases so far, in order."""
-        self.ended: list[Raw] = []
+        self.ended: list[events.Raw] = []
         """The records of the collectives that have ended; of DDP, one that says what its reducer did."""
-        self.blocked: list[Raw] = []
+        self.blocked: list[events.Raw] = []
         """Those of them for which a caller was blocked."""
         self.phase_ns = zeros_by_phase()
         self.phase_exposed_ns = zeros_by_phase()
@@ -137,7 +111,7 @@ class Window:
         return under_way if is_known and not self.waited_only else -1, exposed + self.stall_ns
 
 
-def _covered_ns(records: list[Raw], *, of_waits: bool) -> int:
+def _covered_ns(records: list[events.Raw], *, of_waits: bool) -> int:
     """The length of the union of what *records* of collectives last, or of their callers' waits."""
     ordered, until_ns = records, -(1 << 63)
     for record in records:
@@ -166,7 +140,7 @@ class PipelineCall:
     """One call of a schedule: all micro-batches of a batch."""
 
     order: list[Act] = field(default_factory=list)
-    spent_ns: dict[tuple[int, StageAction], list[int]] = field(default_factory=dict)
+    spent_ns: dict[tuple[int, events.StageAction], list[int]] = field(default_factory=dict)
     """(stage, action) -> how often, nanoseconds."""
     waited_ns: dict[tuple[int, int], int] = field(default_factory=dict)
     """(stage, micro-batch) -> nanoseconds blocked in sends and receives before an action of it."""
@@ -249,28 +223,28 @@ class Arrival:
 
 KEPT_CALLS: Final = 256
 """Last collectives that are kept in each group, to find the first that ranks called differently."""
-_NONE_ISSUED: Final[Raw] = (0, 0, 0, 0, -1, 0, 0, 0)
+_NONE_ISSUED: Final[events.Raw] = (0, 0, 0, 0, -1, 0, 0, 0)
 
 
 @dataclass(slots=True)
 class GroupCalls:
     """How far a rank has come in one group, by the group's sequence numbers."""
 
-    recent: deque[Raw] = field(default_factory=lambda: deque(maxlen=KEPT_CALLS))
+    recent: deque[events.Raw] = field(default_factory=lambda: deque(maxlen=KEPT_CALLS))
     """The records of the last collectives that Python issued, without sends and receives."""
     ended: int = 0
     """The sequence number of the last collective that ended."""
-    in_flight: dict[int, Raw] = field(default_factory=dict)
+    in_flight: dict[int, events.Raw] = field(default_factory=dict)
     """Sequence number -> the record with which a collective was issued that has not ended."""
-    background: dict[int, Raw] = field(default_factory=dict)
+    background: dict[int, events.Raw] = field(default_factory=dict)
     """As :attr:`in_flight`, of other threads than that of training."""
-    inferred: dict[int, Raw] = field(default_factory=dict)
+    inferred: dict[int, events.Raw] = field(default_factory=dict)
     """As :attr:`in_flight`, from torch's Flight Recorder; 0: the newest call of a control step."""
-    failed: Raw = _NONE_ISSUED
+    failed: events.Raw = _NONE_ISSUED
     """The record with which the last collective that raised was issued."""
     before_cpp: int = -1
     """Number of the newest call of Python when C++ was last seen to issue a collective."""
-    reduced: Counted | None = None
+    reduced: events.Counted | None = None
     """The collectives that DDP's reducer issued last."""
     step_from: int = -1
     """The group's own number when the step before the last one ended."""
@@ -278,7 +252,7 @@ class GroupCalls:
     """The group's own number when the last step ended."""
 
     @property
-    def last(self) -> Raw:
+    def last(self) -> events.Raw:
         """The record of the last collective that Python issued; its number is -1 before the first."""
         return self.recent[-1] if self.recent else _NONE_ISSUED
 
@@ -297,8 +271,8 @@ class Call:
     """It was issued; else it has ended."""
     counts: bool
     """Neither inferred, which is counted elsewhere, nor failed."""
-    op: Op
-    phase: Phase
+    op: events.Op
+    phase: events.Phase
     group: int
     unit: int
     is_ahead: bool
@@ -420,7 +394,7 @@ class RankState:
     step_end_ns: int = 0
     startup_ns: int = -1
     """From the start of the process to the training loop; -1 while unknown."""
-    phase: Phase = Phase.OTHER
+    phase: events.Phase = events.Phase.OTHER
     unit: int = 0
     first_event_ns: int = 0
     last_event_ns: int = 0
@@ -433,7 +407,9 @@ class RankState:
     step_bucket_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
     step_ns: int = 0
     phase_ns: list[int] = field(default_factory=zeros_by_phase)
-    ops: defaultdict[tuple[Op, int], OpTotals] = field(default_factory=lambda: defaultdict(OpTotals))
+    ops: defaultdict[tuple[events.Op, int], OpTotals] = field(
+        default_factory=lambda: defaultdict(OpTotals)
+    )
     untimed: dict[int, int] = field(default_factory=dict)
     unattributed: dict[int, int] = field(default_factory=dict)
     in_cpp: int = 0
@@ -447,11 +423,11 @@ class RankState:
     arrivals: list[Arrival] = field(default_factory=list)
     """Those that have ended since the collector last took them, the newest :data:`MAX_ARRIVALS`."""
     traffic: dict[Key, CollectiveStats] = field(default_factory=dict)
-    sizes: dict[Op, list[int]] = field(default_factory=dict)
+    sizes: dict[events.Op, list[int]] = field(default_factory=dict)
     """Operation -> calls by size, then bytes, of the calls that were counted but not timed."""
-    buckets: list[Bucket] = field(default_factory=list)
+    buckets: list[events.Bucket] = field(default_factory=list)
     """DDP's buckets of a backward pass that has not ended."""
-    unit_groups: dict[tuple[Op, int], int] = field(default_factory=dict)
+    unit_groups: dict[tuple[events.Op, int], int] = field(default_factory=dict)
     """(operation, unit) -> the group in which the unit communicates."""
     timed_steps: int = 0
     reducer_wait_ns: int = 0
@@ -463,26 +439,28 @@ class RankState:
     exposed_ns: int = 0
     micro_steps: int = 0
     skipped: int = 0
-    activities: defaultdict[tuple[Phase, Activity, bool], ActivityTotals] = field(
+    activities: defaultdict[tuple[events.Phase, events.Activity, bool], ActivityTotals] = field(
         default_factory=lambda: defaultdict(ActivityTotals)
     )
     """(phase, what it did, in the background?) -> totals, set-up included."""
     ledger: LedgerSums = field(default_factory=LedgerSums)
-    scalars: dict[Scalar, ScalarTotals] = field(default_factory=dict)
+    scalars: dict[events.Scalar, ScalarTotals] = field(default_factory=dict)
     batches: BatchTotals = field(default_factory=BatchTotals)
     out_of_batches: bool = False
     """True if its DataLoader had no more when a batch was last asked for."""
-    loading: Loading | None = None
-    loading_read: LoadingRead | None = None
+    loading: events.Loading | None = None
+    loading_read: events.LoadingRead | None = None
     setup_ns: list[int] = field(default_factory=zeros_by_phase)
     """Nanoseconds of :attr:`startup_ns`, by phase."""
     pipeline: PipelineCalls = field(default_factory=PipelineCalls)
     engines: defaultdict[int, EngineTotals] = field(default_factory=lambda: defaultdict(EngineTotals))
     gathers: dict[bool, list[int]] = field(default_factory=dict)
     """Issued ahead? -> unsharded bytes and exposed nanoseconds of the gathers."""
-    transfers: defaultdict[Path, PathTotals] = field(default_factory=lambda: defaultdict(PathTotals))
-    roles: dict[Role, RoleBytes] = field(default_factory=dict)
-    first_roles: dict[Role, int] = field(default_factory=dict)
+    transfers: defaultdict[events.Path, PathTotals] = field(
+        default_factory=lambda: defaultdict(PathTotals)
+    )
+    roles: dict[events.Role, events.RoleBytes] = field(default_factory=dict)
+    first_roles: dict[events.Role, int] = field(default_factory=dict)
     """Bytes on device and host at the first census after the warm-up."""
     unsharded: dict[int, int] = field(default_factory=dict)
     """Unit -> bytes that are gathered now."""
@@ -490,31 +468,31 @@ class RankState:
     unsharded_peak: int = -1
     """Peak of *unsharded_now*; -1 while no unit has reported its size."""
 
-    memory: MemorySample | None = None
-    allocated_peak: AllocatedPeak | None = None
-    memory_peak: MemoryPeak | None = None
+    memory: events.MemorySample | None = None
+    allocated_peak: events.AllocatedPeak | None = None
+    memory_peak: events.MemoryPeak | None = None
     reserved_at_peak: int = 0
     """Reserved bytes when *memory_peak* was read."""
-    host: HostSample | None = None
+    host: events.HostSample | None = None
     available_bytes: int = -1
     pinned_bytes: int = -1
-    oom: Oom | None = None
+    oom: events.Oom | None = None
     new_ooms: int = 0
     """Since the last :class:`MemoryPeak`, whose own count has the earlier ones."""
 
-    trace: TraceMark | None = None
-    trial: TrialMark | None = None
+    trace: events.TraceMark | None = None
+    trial: events.TrialMark | None = None
     """The newest of a trial, with the cost of all its switches."""
     errors: int = 0
     dropped: int = 0
-    exit: Exit | None = None
+    exit: events.Exit | None = None
 
     window: Window = field(default_factory=Window)
     on_device: bool = False
     """True if steps and phases are those of a device's compute stream."""
     device_window: Window = field(default_factory=Window)
     """Phases and communication of a device in the step that it is in."""
-    enqueued: deque[tuple[StepMark, Window]] = field(default_factory=deque)
+    enqueued: deque[tuple[events.StepMark, Window]] = field(default_factory=deque)
     """Steps that the host has ended and the device has not."""
     loop_ns: int = 0
     """When the training loop began."""
@@ -568,7 +546,7 @@ def group_id(state: RankState, group: int) -> str:
     return f"{facts.get('label', '?')}/{facts.get('name', '')}/{ranks}"[:_MAX_ID_CHARS]
 
 
-def recent_bus_bandwidth(op: Op, totals: OpTotals, size: int) -> float | None:
+def recent_bus_bandwidth(op: events.Op, totals: OpTotals, size: int) -> float | None:
     """Bus bandwidth over the last steps, bytes/s; None where none is known any more.
 
     That is long after the last call, where nearly all calls have no known span, and for the totals of a
@@ -582,7 +560,9 @@ def recent_bus_bandwidth(op: Op, totals: OpTotals, size: int) -> float | None:
     return busbw(op, totals.recent_bytes, totals.recent_ns / 1e9, size)
 
 
-def stats_row(state: RankState, op: Op, group: int, phase: Phase, unit: int) -> CollectiveStats:
+def stats_row(
+    state: RankState, op: events.Op, group: int, phase: events.Phase, unit: int
+) -> CollectiveStats:
     """Returns the sums of one row of communication; makes them at the first call."""
     row = state.traffic.get((op, group, phase, unit))
     if row is None:
@@ -594,7 +574,7 @@ def stats_row(state: RankState, op: Op, group: int, phase: Phase, unit: int) -> 
     return row
 
 
-_E = TypeVar("_E", bound=Event)
+_E = TypeVar("_E", bound=events.Event)
 _Handler = Callable[[RankState, _E], None]
 
 HANDLERS: dict[type, Callable[[RankState, Any], None]] = {}

@@ -19,46 +19,32 @@ from zeromon.fold.state import (
     group_size,
     recent_bus_bandwidth,
 )
+from zeromon.ring import events
 from zeromon.ring.codes import ENQUEUED
-from zeromon.ring.events import (
-    Activity,
-    BatchMark,
-    Flag,
-    Outcome,
-    Phase,
-    PhaseSpan,
-    Scalar,
-    StageAction,
-    StageRun,
-    Start,
-    StepMark,
-    UnitEvent,
-    UnitMark,
-)
 from zeromon.snapshot import PipelineRow, StageRow, StepSummary, UnitRow
 from zeromon.snapshot.communication import Act, schedule_notation
 
-_CONTINUED: Final = int(Flag.CONTINUED)  # an IntFlag's own `&` takes a microsecond
-_ASYNC: Final = int(Flag.ASYNC)
-_IDLE: Final = int(Flag.IDLE)
-_DEVICE: Final = int(Flag.DEVICE)
-_OTHER: Final = Phase.OTHER  # a look-up in an enum takes as long as ten sums
-_FAILED: Final = int(Flag.FAILED)
-_BACKWARD: Final = Phase.BACKWARD
-_DATA_WAIT: Final = Phase.DATA_WAIT
-_CPU_OPTIMIZER: Final = Phase.CPU_OPTIMIZER
+_CONTINUED: Final = int(events.Flag.CONTINUED)  # an IntFlag's own `&` takes a microsecond
+_ASYNC: Final = int(events.Flag.ASYNC)
+_IDLE: Final = int(events.Flag.IDLE)
+_DEVICE: Final = int(events.Flag.DEVICE)
+_OTHER: Final = events.Phase.OTHER  # a look-up in an enum takes as long as ten sums
+_FAILED: Final = int(events.Flag.FAILED)
+_BACKWARD: Final = events.Phase.BACKWARD
+_DATA_WAIT: Final = events.Phase.DATA_WAIT
+_CPU_OPTIMIZER: Final = events.Phase.CPU_OPTIMIZER
 
 
-_TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.DATA_WAIT)
+_TRAINING = (events.Phase.FORWARD, events.Phase.BACKWARD, events.Phase.DATA_WAIT)
 """Phases that belong to an evaluation or a generation where they happen within one."""
 _NO_LAG_NS, _NO_LAG = 100_000, 0.05
 """A device that is no further behind the host at both ends of a phase, beside its length, waits for the
 host: it runs the last kernels that were enqueued."""
-_TAKES_INNER = (Phase.EVALUATION, Phase.GENERATION)
+_TAKES_INNER = (events.Phase.EVALUATION, events.Phase.GENERATION)
 
 
-@folds_event(PhaseSpan)
-def _fold_phase_span(state: RankState, e: PhaseSpan) -> None:
+@folds_event(events.PhaseSpan)
+def _fold_phase_span(state: RankState, e: events.PhaseSpan) -> None:
     if e.flags & _DEVICE:
         _fold_device_phase(state, e)
         return
@@ -77,7 +63,7 @@ def _fold_phase_span(state: RankState, e: PhaseSpan) -> None:
             window.phase_ns[inner.phase] -= inner.own_ns
     window.spans.append(EndedPhase(e.start_ns, e.start_ns + spent_ns, e.phase, max(0, own_ns)))
     window.phase_ns[e.phase] += max(0, own_ns)
-    if e.activity is Activity.WRAP:  # what has a cause of its own is no part of the set-up
+    if e.activity is events.Activity.WRAP:  # what has a cause of its own is no part of the set-up
         state.activities[e.phase, e.activity, False].ns -= spent_ns - max(0, own_ns)
     if e.phase is _DATA_WAIT:
         state.out_of_batches = bool(e.flags & _FAILED)
@@ -92,7 +78,7 @@ def _fold_phase_span(state: RankState, e: PhaseSpan) -> None:
         state.phase = _OTHER
 
 
-def _fold_device_phase(state: RankState, e: PhaseSpan) -> None:
+def _fold_device_phase(state: RankState, e: events.PhaseSpan) -> None:
     """Adds a phase of the compute stream, work or wait, between two borders of the host's phases."""
     state.on_device = True
     # The device's first phase begins in the set-up: cut at the loop, it is no part of step 1
@@ -106,7 +92,7 @@ def _fold_device_phase(state: RankState, e: PhaseSpan) -> None:
     window.starved_ns += spent_ns * (e.phase in ENQUEUED and lag <= _NO_LAG_NS + _NO_LAG * spent_ns)
 
 
-def _count_phase_activity(state: RankState, e: PhaseSpan) -> None:
+def _count_phase_activity(state: RankState, e: events.PhaseSpan) -> None:
     totals = state.activities[e.phase, e.activity, bool(e.flags & _ASYNC)]
     totals.count += 1
     totals.ns += e.t_ns - e.start_ns
@@ -115,11 +101,11 @@ def _count_phase_activity(state: RankState, e: PhaseSpan) -> None:
     totals.last_end_ns = e.t_ns
     if e.file and e.nbytes > totals.file_bytes:
         totals.file, totals.file_bytes = e.file, e.nbytes
-    if e.activity is Activity.SAVE:
+    if e.activity is events.Activity.SAVE:
         _count_checkpoint_save(state, e)
 
 
-def _count_checkpoint_save(state: RankState, e: PhaseSpan) -> None:
+def _count_checkpoint_save(state: RankState, e: events.PhaseSpan) -> None:
     """Steps that ended during a save in the background are in no checkpoint."""
     ledger = state.ledger
     if e.flags & _ASYNC:
@@ -132,8 +118,8 @@ def _count_checkpoint_save(state: RankState, e: PhaseSpan) -> None:
     ledger.since_save_ns = ledger.unsaved_steps = 0
 
 
-@folds_event(Start)
-def _fold_loop_start(state: RankState, e: Start) -> None:
+@folds_event(events.Start)
+def _fold_loop_start(state: RankState, e: events.Start) -> None:
     """Begins the training loop: what came before it is no part of the first step."""
     state.startup_ns = e.t_ns - e.process_start_ns
     state.loop_ns = e.t_ns
@@ -144,8 +130,8 @@ def _fold_loop_start(state: RankState, e: Start) -> None:
         row.forget()
 
 
-@folds_event(BatchMark)
-def _fold_batch_mark(state: RankState, e: BatchMark) -> None:
+@folds_event(events.BatchMark)
+def _fold_batch_mark(state: RankState, e: events.BatchMark) -> None:
     state.window.samples, state.window.tokens = e.samples, e.tokens
     totals = state.batches
     totals.steps += 1
@@ -156,8 +142,8 @@ def _fold_batch_mark(state: RankState, e: BatchMark) -> None:
     totals.padding = max(totals.padding, e.padding)
 
 
-@folds_event(StepMark)
-def _fold_step_mark(state: RankState, e: StepMark) -> None:
+@folds_event(events.StepMark)
+def _fold_step_mark(state: RankState, e: events.StepMark) -> None:
     if e.flags & _DEVICE:
         _fold_device_step(state, e)
         return
@@ -165,15 +151,15 @@ def _fold_step_mark(state: RankState, e: StepMark) -> None:
     _end_host_step(state, e)
     if state.on_device:
         # When the device ends this step, the host may have set the learning rate of a later one
-        window.scalars.setdefault("learning_rate", _newest_scalar(state, Scalar.LEARNING_RATE))
+        window.scalars.setdefault("learning_rate", _newest_scalar(state, events.Scalar.LEARNING_RATE))
         state.enqueued.append((e, window))
     else:
         record_timed_step(state, e, window)
 
 
-def _end_host_step(state: RankState, e: StepMark) -> None:
+def _end_host_step(state: RankState, e: events.StepMark) -> None:
     """Counts a step that the host has ended."""
-    skipped = e.outcome is Outcome.SKIPPED
+    skipped = e.outcome is events.Outcome.SKIPPED
     state.skipped += skipped
     if e.engine:
         engine = state.engines[e.engine]
@@ -196,7 +182,7 @@ def _end_host_step(state: RankState, e: StepMark) -> None:
     _decay_bandwidths(state)
 
 
-def _fold_device_step(state: RankState, e: StepMark) -> None:
+def _fold_device_step(state: RankState, e: events.StepMark) -> None:
     """Records the step that the device has come to the end of.
 
     A step whose border was lost, and the one after it, keep the host's times.
@@ -228,7 +214,7 @@ def _merge_device_window(window: Window, counted: Window) -> Window:
     return counted
 
 
-def record_timed_step(state: RankState, e: StepMark, window: Window) -> None:
+def record_timed_step(state: RankState, e: events.StepMark, window: Window) -> None:
     """Adds a step of which the times are known to the history and the sums."""
     previous = state.history[-1] if state.history else None
     continued = bool(e.flags & _CONTINUED) and previous is not None
@@ -273,7 +259,7 @@ def _decay_bandwidths(state: RankState) -> None:
         path_totals.recent_ns *= 0.8
 
 
-def _make_step_summary(state: RankState, e: StepMark, start: int, window: Window) -> StepSummary:
+def _make_step_summary(state: RankState, e: events.StepMark, start: int, window: Window) -> StepSummary:
     communication_ns, exposed_ns = window.communicated_ns()
     phases = list(window.phase_ns)
     phases[_OTHER] = max(0, e.t_ns - e.start_ns - sum(phases[1:]))
@@ -293,7 +279,7 @@ def _make_step_summary(state: RankState, e: StepMark, start: int, window: Window
         allocated_bytes=max(window.allocated, memory.allocated_bytes if memory else -1),
         reserved_bytes=max(window.reserved, memory.reserved_bytes if memory else -1),
         rss_bytes=max(window.rss, host.rss_bytes if host else -1),
-        skipped=e.outcome is Outcome.SKIPPED,
+        skipped=e.outcome is events.Outcome.SKIPPED,
         offload_blocked_ns=window.offload_ns,
         phase_exposed_ns=tuple(window.phase_exposed_ns),
         late_gather_ns=window.late_ns,
@@ -305,7 +291,7 @@ def _make_step_summary(state: RankState, e: StepMark, start: int, window: Window
         samples=window.samples,
         tokens=window.tokens,
         # The window last: its own learning rate must win over the newest
-        **{"learning_rate": _newest_scalar(state, Scalar.LEARNING_RATE), **window.scalars},
+        **{"learning_rate": _newest_scalar(state, events.Scalar.LEARNING_RATE), **window.scalars},
     )
 
 
@@ -317,7 +303,7 @@ def _untimed_count(state: RankState, window: Window) -> int:
     return max(window.collectives, int(hides))
 
 
-def _newest_scalar(state: RankState, scalar: Scalar) -> float | None:
+def _newest_scalar(state: RankState, scalar: events.Scalar) -> float | None:
     """The newest value: the learning rate is only written when it has changed."""
     totals = state.scalars.get(scalar)
     return totals.value if totals is not None and math.isfinite(totals.value) else None
@@ -372,28 +358,28 @@ def _pair_control_step(state: RankState) -> None:
 
 # ---- folds the marks of FSDP units and ZeRO-3 parameters ----------------------------------------
 
-_AHEAD = int(Flag.AHEAD)
+_AHEAD = int(events.Flag.AHEAD)
 
 
-@folds_event(UnitMark)
-def _fold_unit_mark(state: RankState, e: UnitMark) -> None:
+@folds_event(events.UnitMark)
+def _fold_unit_mark(state: RankState, e: events.UnitMark) -> None:
     unit = state.unit_totals[e.unit]
     state.phase = e.phase
-    if e.event is UnitEvent.UNSHARD:
+    if e.event is events.UnitEvent.UNSHARD:
         unit.unshards += 1
         state.unit = e.unit
         _count_gathered(state, e)
         # FSDP's marks have no bytes: with a key here, its all-gathers would count as late gathers
         if e.nbytes:
             state.gathers.setdefault(bool(e.flags & _AHEAD), [0, 0])[0] += e.nbytes
-    elif e.event is UnitEvent.RESHARD:
+    elif e.event is events.UnitEvent.RESHARD:
         state.unsharded_now -= state.unsharded.pop(e.unit, 0)
     if e.allocated_bytes >= 0:
         unit.peak_allocated_bytes = max(unit.peak_allocated_bytes, e.allocated_bytes)
         state.window.allocated = max(state.window.allocated, e.allocated_bytes)
 
 
-def _count_gathered(state: RankState, e: UnitMark) -> None:
+def _count_gathered(state: RankState, e: events.UnitMark) -> None:
     """Counts a unit as gathered. ZeRO-3 gathers parameters one by one and reports their sum itself."""
     if e.gathered_bytes:
         state.unsharded_now = e.gathered_bytes
@@ -433,12 +419,12 @@ def unit_rows(state: RankState) -> tuple[UnitRow, ...]:
 _MAX_ACTIONS = 20_000
 
 
-@folds_event(StageRun)
-def _fold_stage_run(state: RankState, e: StageRun) -> None:
+@folds_event(events.StageRun)
+def _fold_stage_run(state: RankState, e: events.StageRun) -> None:
     pipeline = state.pipeline
     call = pipeline.now
     waited, pipeline.waited_ns = pipeline.waited_ns, 0
-    if e.action is StageAction.CALL:
+    if e.action is events.StageAction.CALL:
         pipeline.now = PipelineCall()
         # Calls of another schedule may have more actions, and would pass for the only complete ones
         if e.stage != pipeline.schedule:
@@ -486,7 +472,7 @@ def pipeline_summary_row(state: RankState) -> PipelineRow | None:
 
 def _pipeline_stage_row(stage: int, calls: Sequence[PipelineCall]) -> StageRow:
     seconds = {}
-    for action in StageAction:
+    for action in events.StageAction:
         runs = [c.spent_ns[stage, action] for c in calls if (stage, action) in c.spent_ns]
         if runs:
             seconds[action.label] = sum(ns for _, ns in runs) / sum(n for n, _ in runs) / 1e9

@@ -250,7 +250,7 @@ def _config_record(state: RankState) -> RankConfig:
 def _training_record(state: RankState) -> RankTraining:
     return RankTraining(
         scalars=training_scalar_rows(state),
-        batches=batch_totals_row(state),
+        batches=BatchRow(**asdict(state.batches)) if state.batches.steps else None,
         loading=loader_totals_row(state),
         out_of_batches=state.out_of_batches,
         first_batches=first_batch_checksums(state),
@@ -578,11 +578,6 @@ def first_batch_checksums(state: RankState) -> tuple[int, ...]:
     """The checksums of the first batches; () where unknown."""
     marks = state.meta.get("batches")
     return tuple(m for m in marks if isinstance(m, int)) if isinstance(marks, list) else ()
-
-
-def batch_totals_row(state: RankState) -> BatchRow | None:
-    """Returns the totals of the model's inputs; None where nothing reports them."""
-    return BatchRow(**asdict(state.batches)) if state.batches.steps else None
 
 
 @folds_event(Loading)

@@ -6,16 +6,16 @@ their steps. The plan, the check, the live finding and the report of a death sho
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zeromon.base.errors import PlanError
 from zeromon.base.units import human_bytes, human_count, human_seconds
 from zeromon.memory.plan import Row, Setup, activation_terms, of_run, predict_row, sizes_under_plan
 from zeromon.memory.predict import PHASES, During, memory_of
 from zeromon.memory.seconds import StepTime
-from zeromon.memory.spec import OPTIMIZERS, Precision, ZeroStage
+from zeromon.memory.spec import OPTIMIZERS, Precision, ShardPlan, ZeroStage
 from zeromon.memory.speeds import with_larger_batch
 from zeromon.snapshot import Pool, Rung, RunSnapshot
 
@@ -144,35 +144,57 @@ def _as_json(name: str, old: object, new: object) -> str:
     return f'"{name}": {old} -> {new}'
 
 
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """A step that gives one field of a plan another value."""
+
+    applies: Callable[[ShardPlan], bool]
+    field: str
+    value: Any
+    change: str
+    """With places for what *plan* has."""
+    price: str = ""
+
+    def __call__(self, s: Setup) -> _Change | None:
+        if not self.applies(s.plan):
+            return None
+        return _Change(self.change.format(plan=s.plan), _with(s, **{self.field: self.value}), self.price)
+
+
+def _is_zero_3(p: ShardPlan) -> bool:
+    return p.framework == "deepspeed" and p.stage == ZeroStage.PARAMETERS
+
+
 # ---- buckets and gathered parameters --------------------------------------------------------------
 
-
-def _bucket_views(s: Setup) -> _Change | None:
-    if s.plan.framework != "ddp" or s.plan.bucket_views:
-        return None
-    edit = "gradient_as_bucket_view: False -> True"
-    return _Change(edit, _with(s, bucket_views=True))
-
-
-def _reduce_bucket(s: Setup) -> _Change | None:
-    numel = s.plan.grad_bucket_numel
-    if s.plan.framework != "deepspeed" or numel <= _SMALL_BUCKET or not s.plan.stage:
-        return None
-    setup = _with(s, grad_bucket_numel=_SMALL_BUCKET)
-    return _Change(_as_json("reduce_bucket_size", numel, _SMALL_BUCKET), setup, "more collectives")
-
-
-def _no_overlap(s: Setup) -> _Change | None:
-    is_1_or_2 = s.plan.stage in (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS)
-    if s.plan.framework != "deepspeed" or s.plan.grad_buckets < 2 or not is_1_or_2:
-        return None
-    price = "compute hides no reduction of gradients"
-    return _Change(_as_json("overlap_comm", "true", "false"), _with(s, grad_buckets=1), price)
+_BUCKET_VIEWS = _Setting(
+    lambda p: p.framework == "ddp" and not p.bucket_views,
+    "bucket_views", True, "gradient_as_bucket_view: False -> True",
+)  # fmt: skip
+_REDUCE_BUCKET = _Setting(
+    lambda p: p.framework == "deepspeed" and p.stage > 0 and p.grad_bucket_numel > _SMALL_BUCKET,
+    "grad_bucket_numel", _SMALL_BUCKET,
+    f'"reduce_bucket_size": {{plan.grad_bucket_numel}} -> {_SMALL_BUCKET}', "more collectives",
+)  # fmt: skip
+_NO_OVERLAP = _Setting(
+    lambda p: p.framework == "deepspeed" and p.stage in (1, 2) and p.grad_buckets > 1,
+    "grad_buckets", 1, '"overlap_comm": true -> false', "compute hides no reduction of gradients",
+)  # fmt: skip
+_NO_PERSIST = _Setting(
+    lambda p: _is_zero_3(p) and p.persistence_numel > 0,
+    "persistence_numel", 0, '"stage3_param_persistence_threshold": {plan.persistence_numel} -> 0',
+    "small parameters are gathered, too",
+)  # fmt: skip
+_NO_SECOND_COPY = _Setting(
+    lambda p: p.stage == ZeroStage.PARAMETERS and p.secondary_ranks > 0,
+    "secondary_ranks", 0, '"zero_hpz_partition_size": {plan.secondary_ranks} -> 1',
+    "backward gathers parameters between nodes",
+)  # fmt: skip
 
 
 def _live_params(s: Setup) -> _Change | None:
     """Both, because the larger of them decides; not below one unit, which must be gathered."""
-    if s.plan.framework != "deepspeed" or s.plan.stage != ZeroStage.PARAMETERS:
+    if not _is_zero_3(s.plan):
         return None
     edits, fields = [], {}
     for name, field, small in (
@@ -188,17 +210,9 @@ def _live_params(s: Setup) -> _Change | None:
     return _Change(", ".join(edits), _with(s, **fields), price) if fields else None
 
 
-def _no_persist(s: Setup) -> _Change | None:
-    numel = s.plan.persistence_numel
-    if s.plan.framework != "deepspeed" or s.plan.stage != ZeroStage.PARAMETERS or not numel:
-        return None
-    edit = _as_json("stage3_param_persistence_threshold", numel, 0)
-    return _Change(edit, _with(s, persistence_numel=0), "small parameters are gathered, too")
-
-
 def _cut_linear(s: Setup) -> _Change | None:
     """Memory-centric tiling (Rajbhandari et al. 2021, arXiv 2104.07857, section 5.1.3)."""
-    if s.plan.framework != "deepspeed" or s.plan.stage != ZeroStage.PARAMETERS:
+    if not _is_zero_3(s.plan):
         return None
     sizes = sizes_under_plan(s, s.plan)
     size, units = sizes.linear_numel, sizes.unit_numels
@@ -220,14 +234,6 @@ def _cut_linear(s: Setup) -> _Change | None:
         f"deepspeed.zero.TiledLinear(..., out_splits={_TILES})"
     )
     return _Change(edit, setup, "its weights are gathered in parts, one after the other")
-
-
-def _second_copy(s: Setup) -> _Change | None:
-    old = s.plan.secondary_ranks
-    if not old or s.plan.stage != ZeroStage.PARAMETERS:
-        return None
-    price = "backward gathers parameters between nodes"
-    return _Change(_as_json("zero_hpz_partition_size", old, 1), _with(s, secondary_ranks=0), price)
 
 
 # ---- what is partitioned --------------------------------------------------------------------------
@@ -264,12 +270,11 @@ def _stage_3(s: Setup) -> _Change | None:
     return _Change("reshard_after_forward: False -> True", _with(s, **fields))
 
 
-def _not_hybrid(s: Setup) -> _Change | None:
-    if not s.plan.framework.startswith("fsdp") or s.plan.shard_ranks == s.plan.ranks:
-        return None
-    edit = f"shards over {s.plan.shard_ranks} ranks (hybrid) -> over all {s.plan.ranks}"
-    return _Change(edit, _with(s, shard_ranks=0), "parameters are gathered between nodes")
-
+_NOT_HYBRID = _Setting(
+    lambda p: p.framework.startswith("fsdp") and p.shard_ranks != p.ranks,
+    "shard_ranks", 0, "shards over {plan.shard_ranks} ranks (hybrid) -> over all {plan.ranks}",
+    "parameters are gathered between nodes",
+)  # fmt: skip
 
 # ---- activations and types ------------------------------------------------------------------------
 
@@ -345,16 +350,12 @@ def _fused_optimizer(s: Setup) -> _Change | None:
     return _Change(f"torch.optim.{name}(..., fused=True)", _with(s, optimizer=fused), "none")
 
 
-def _optimizer_in_8_bits(s: Setup) -> _Change | None:
-    p = s.plan
-    is_full = p.optimizer.name.startswith("adam") and p.optimizer.state_bytes == 4
-    if not is_full or p.optimizer_on != "device":
-        return None
-    price = "accuracy: states are quantized by blocks (Dettmers et al. 2022, arXiv 2110.02861)"
-    return _Change(
-        f"{p.optimizer.name} -> adamw8bit", _with(s, optimizer=OPTIMIZERS["adamw8bit"]), price
-    )
-
+_OPTIMIZER_IN_8_BITS = _Setting(
+    lambda p: p.optimizer_on == "device" and p.optimizer.name.startswith("adam")
+    and p.optimizer.state_bytes == 4,
+    "optimizer", OPTIMIZERS["adamw8bit"], "{plan.optimizer.name} -> adamw8bit",
+    "accuracy: states are quantized by blocks (Dettmers et al. 2022, arXiv 2110.02861)",
+)  # fmt: skip
 
 # ---- offload --------------------------------------------------------------------------------------
 
@@ -375,59 +376,38 @@ def _to_host(s: Setup) -> _Change | None:
     return _Change(edit, _with(s, optimizer_on="host", params_on="host"), price)
 
 
-def _offload_parameters(s: Setup) -> _Change | None:
-    p = s.plan
-    if p.framework != "deepspeed" or p.stage != ZeroStage.PARAMETERS or p.params_on != "device":
-        return None
-    if p.optimizer_on == "device":
-        return None
-    edit = '"offload_param": {"device": "cpu"}'
-    return _Change(edit, _with(s, params_on="host"), "parameters come from the host for each pass")
-
-
-def _not_pinned(s: Setup) -> _Change | None:
-    p = s.plan
-    if not p.pins or p.optimizer_on == p.params_on == "device":
-        return None
-    return _Change(
-        _as_json("pin_memory", "true", "false"), _with(s, pins=False), "copies to the device are slower"
-    )
-
-
-def _sub_groups(s: Setup) -> _Change | None:
-    old = s.plan.sub_group_numel
-    if s.plan.optimizer_on != "nvme" or old <= _SMALL_GROUP:
-        return None
-    price = "smaller reads and writes of NVMe"
-    return _Change(
-        _as_json("sub_group_size", old, _SMALL_GROUP), _with(s, sub_group_numel=_SMALL_GROUP), price
-    )
-
-
-def _to_nvme(s: Setup) -> _Change | None:
-    p = s.plan
-    if p.framework != "deepspeed" or p.stage != ZeroStage.PARAMETERS or p.optimizer_on != "host":
-        return None
-    edit = _as_json("offload_optimizer.device", '"cpu"', '"nvme"')
-    price = "states are read and written once a step; needs an nvme_path"
-    return _Change(edit, _with(s, optimizer_on="nvme"), price)
-
-
-def _parameters_to_nvme(s: Setup) -> _Change | None:
-    p = s.plan
-    if p.framework != "deepspeed" or p.params_on != "host" or p.optimizer_on != "nvme":
-        return None
-    edit = _as_json("offload_param.device", '"cpu"', '"nvme"')
-    return _Change(edit, _with(s, params_on="nvme"), "parameters are read for each pass")
-
+_OFFLOAD_PARAMETERS = _Setting(
+    lambda p: _is_zero_3(p) and p.params_on == "device" != p.optimizer_on,
+    "params_on", "host", '"offload_param": {{"device": "cpu"}}',
+    "parameters come from the host for each pass",
+)  # fmt: skip
+_NOT_PINNED = _Setting(
+    lambda p: p.pins and not p.optimizer_on == p.params_on == "device",
+    "pins", False, '"pin_memory": true -> false', "copies to the device are slower",
+)  # fmt: skip
+_SUB_GROUPS = _Setting(
+    lambda p: p.optimizer_on == "nvme" and p.sub_group_numel > _SMALL_GROUP,
+    "sub_group_numel", _SMALL_GROUP, f'"sub_group_size": {{plan.sub_group_numel}} -> {_SMALL_GROUP}',
+    "smaller reads and writes of NVMe",
+)  # fmt: skip
+_TO_NVME = _Setting(
+    lambda p: _is_zero_3(p) and p.optimizer_on == "host",
+    "optimizer_on", "nvme", '"offload_optimizer.device": "cpu" -> "nvme"',
+    "states are read and written once a step; needs an nvme_path",
+)  # fmt: skip
+_PARAMETERS_TO_NVME = _Setting(
+    lambda p: p.framework == "deepspeed" and p.params_on == "host" and p.optimizer_on == "nvme",
+    "params_on", "nvme", '"offload_param.device": "cpu" -> "nvme"', "parameters are read for each pass",
+)  # fmt: skip
 
 # Listed twice are _cheap_stage, to reach stage 2 from stage 0, and _live_params, whose settings
 # take effect only after _stage_3
 _STEPS: tuple[_Step, ...] = (
-    _bucket_views, _fused_optimizer, _cheap_stage, _cheap_stage, _not_pinned, _sub_groups,
-    _reduce_bucket, _no_overlap, _live_params, _no_persist, _cut_linear, _to_bf16, _micro_batch,
-    _recompute_on, _stage_3, _not_hybrid, _live_params, _second_copy, partial(_micro_batch, to_one=True),
-    _optimizer_in_8_bits, _to_host, _offload_parameters, _to_nvme, _parameters_to_nvme,
+    _BUCKET_VIEWS, _fused_optimizer, _cheap_stage, _cheap_stage, _NOT_PINNED, _SUB_GROUPS,
+    _REDUCE_BUCKET, _NO_OVERLAP, _live_params, _NO_PERSIST, _cut_linear, _to_bf16, _micro_batch,
+    _recompute_on, _stage_3, _NOT_HYBRID, _live_params, _NO_SECOND_COPY,
+    partial(_micro_batch, to_one=True), _OPTIMIZER_IN_8_BITS, _to_host, _OFFLOAD_PARAMETERS, _TO_NVME,
+    _PARAMETERS_TO_NVME,
 )  # fmt: skip
 """In order of price: what costs nothing, what compute may hide, recomputation and more bytes on the
 links, accuracy of the optimizer, and last the host and the disk."""

@@ -8,21 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zeromon.base.errors import PlanError
+from zeromon.memory import predict
 from zeromon.memory.models import equal_ranks, largest_part, model_of, ranks_of_dim, whole_numel
-from zeromon.memory.predict import (
-    ACTIVATION,
-    Batch,
-    During,
-    MemoryBreakdown,
-    Term,
-    autocast_copy_terms,
-    memory_of,
-    quantization_terms,
-    sequences_that_fit,
-    state_bytes,
-    stored_bytes_per_param,
-    transformer_activations,
-)
 from zeromon.memory.reconcile import (
     micro_batch_of_rank,
     read_model_facts,
@@ -45,15 +32,12 @@ from zeromon.ring.strategy import Dim
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 
 
-def frozen_terms(models: Iterable[ModelSpec], plan: ShardPlan) -> Iterator[Term]:
+def frozen_terms(models: Iterable[ModelSpec], plan: ShardPlan) -> Iterator[predict.Term]:
     """Yields the parameters of reference and reward models: sharded at stage 3, whole below it."""
     for model in models:
         split = plan.shard_ranks if plan.stage == ZeroStage.PARAMETERS else 1
-        yield Term(
-            role="frozen_param",
-            nbytes=model.params // split * plan.precision.compute_bytes,
-            cause=f"the frozen model {model.name} (--reference)",
-        )
+        nbytes = model.params // split * plan.precision.compute_bytes
+        yield predict.Term("frozen_param", nbytes, f"the frozen model {model.name} (--reference)")
 
 
 def kv_cache_bytes(t: Transformer, tokens: int, itemsize: int = 2) -> int:
@@ -64,22 +48,16 @@ def kv_cache_bytes(t: Transformer, tokens: int, itemsize: int = 2) -> int:
     return 2 * t.layers * t.kv_width * itemsize * tokens // t.tensor_ranks
 
 
-def generation_terms(model: ModelSpec, plan: ShardPlan, tokens: int) -> Iterator[Term]:
+def generation_terms(model: ModelSpec, plan: ShardPlan, tokens: int) -> Iterator[predict.Term]:
     """Yields what exists while the trained model generates *tokens*, the activations do not."""
     if tokens and model.architecture is not None:
-        yield Term(
-            role="kv_cache",
-            nbytes=kv_cache_bytes(model.architecture, tokens, plan.precision.compute_bytes),
-            cause="keys and values of the sequences that are generated at once (--rollout)",
-            during=During.GENERATION,
-        )
+        nbytes = kv_cache_bytes(model.architecture, tokens, plan.precision.compute_bytes)
+        cause = "keys and values of the sequences that are generated at once (--rollout)"
+        yield predict.Term("kv_cache", nbytes, cause, during=predict.During.GENERATION)
     if tokens and plan.stage == ZeroStage.PARAMETERS:
-        yield Term(
-            role="unsharded_param",
-            nbytes=model.params * plan.precision.compute_bytes,
-            cause="the whole model, gathered to generate (ds3_gather_for_generation)",
-            during=During.GENERATION,
-        )
+        nbytes = model.params * plan.precision.compute_bytes
+        cause = "the whole model, gathered to generate (ds3_gather_for_generation)"
+        yield predict.Term("unsharded_param", nbytes, cause, during=predict.During.GENERATION)
 
 
 RESERVE = 0.06
@@ -102,7 +80,7 @@ class Setup:
     model: ModelSpec
     plan: ShardPlan
     device_bytes: int
-    batch: Batch | None = None
+    batch: predict.Batch | None = None
     """Micro-batch of a rank; None: activations are unknown and not counted."""
     measured_activation_bytes: int | None = None
     """Activations of one sequence on one rank, from a run or a trace; replaces the formula."""
@@ -170,7 +148,7 @@ class Row:
     """The prediction for one sharding plan."""
 
     plan: ShardPlan
-    memory: MemoryBreakdown
+    memory: predict.MemoryBreakdown
     fits_device: bool
     fits_host: bool
     fits_nvme: bool
@@ -245,7 +223,7 @@ def of_run(run: RunSnapshot) -> Setup:
         buffer_bytes=sizes.buffer_bytes,
         notes=tuple(notes),
     )
-    activation_bytes = _measured_activations(rank, memory_of(sizes, ran))
+    activation_bytes = _measured_activations(rank, predict.memory_of(sizes, ran))
     size = micro_batch_of_rank(rank) or 1
     capacity = rank.memory.device.capacity_bytes if rank.memory.device is not None else -1
     return Setup(
@@ -254,7 +232,7 @@ def of_run(run: RunSnapshot) -> Setup:
         device_bytes=capacity if capacity > 0 else _USUAL_BYTES,
         capacity_known=capacity > 0,
         # No length: work_of() takes a length of 1 for unknown, and counts neither tokens nor FLOPs
-        batch=Batch(sequences=size, length=1, checkpointing=bool(metadata.get("recomputes")))
+        batch=predict.Batch(sequences=size, length=1, checkpointing=bool(metadata.get("recomputes")))
         if activation_bytes
         else None,
         measured_activation_bytes=activation_bytes // size if activation_bytes else None,
@@ -267,7 +245,7 @@ def of_run(run: RunSnapshot) -> Setup:
     )
 
 
-def _measured_activations(rank: RankSnapshot, memory: MemoryBreakdown) -> int:
+def _measured_activations(rank: RankSnapshot, memory: predict.MemoryBreakdown) -> int:
     """Bytes of the activations of *rank* on its device; 0 where they are unknown.
 
     Its roles are those of the step: gradients that activations never meet are no part of the peak.
@@ -277,7 +255,7 @@ def _measured_activations(rank: RankSnapshot, memory: MemoryBreakdown) -> int:
         row.device_bytes
         for row in rank.memory.roles
         if row.role in ("sharded_grad", "unsharded_grad")
-        and not memory.role(row.role, during=During.LOSS)
+        and not memory.role(row.role, during=predict.During.LOSS)
     ]
     return rows[0].nbytes + sum(met) if rows and rows[0].nbytes else 0
 
@@ -305,27 +283,27 @@ def sequence_activation_bytes(setup: Setup, plan: ShardPlan) -> int:
     return round((setup.measured_activation_bytes or 0) * scale)
 
 
-def activation_terms(setup: Setup) -> tuple[Term, ...]:
+def activation_terms(setup: Setup) -> tuple[predict.Term, ...]:
     """Returns the terms of the activations of one micro-batch; empty where unknown."""
     if setup.batch is None:
         return ()
     if setup.measured_activation_bytes is not None:
         nbytes = sequence_activation_bytes(setup, setup.plan) * setup.batch.sequences
-        return (Term(role=ACTIVATION, nbytes=nbytes, during=During.ACTIVATIONS),)
+        return (predict.Term(predict.ACTIVATION, nbytes, during=predict.During.ACTIVATIONS),)
     shape = setup.model.architecture
     # A configuration has the micro-batch, and not the length
     if shape is None or setup.batch.length <= 1:
         return ()
     itemsize, autocast = setup.plan.precision.compute_bytes, setup.plan.autocasts
-    return transformer_activations(shape, setup.batch, itemsize, autocast=autocast)
+    return predict.transformer_activations(shape, setup.batch, itemsize, autocast=autocast)
 
 
-def _fixed_terms(setup: Setup, plan: ShardPlan) -> Iterator[Term]:
+def _fixed_terms(setup: Setup, plan: ShardPlan) -> Iterator[predict.Term]:
     """Yields what exists beside the trained model's states, whatever the micro-batch."""
     yield from frozen_terms(setup.frozen, plan)
-    yield from quantization_terms(setup.model, plan)
+    yield from predict.quantization_terms(setup.model, plan)
     if setup.batch is not None and activation_terms(setup):
-        yield from autocast_copy_terms(setup.model, plan, setup.batch)
+        yield from predict.autocast_copy_terms(setup.model, plan, setup.batch)
 
 
 def predict_row(setup: Setup, plan: ShardPlan) -> Row:
@@ -333,7 +311,7 @@ def predict_row(setup: Setup, plan: ShardPlan) -> Row:
     sizes = sizes_under_plan(setup, plan)
     extra_terms = [*activation_terms(replace(setup, plan=plan)), *_fixed_terms(setup, plan)]
     extra_terms += generation_terms(setup.model, plan, setup.generated_tokens)
-    memory = memory_of(sizes, plan, extra_terms)
+    memory = predict.memory_of(sizes, plan, extra_terms)
     placed = replace(plan, host_ranks=setup.ranks_per_host)
     return Row(
         plan=plan,
@@ -362,9 +340,9 @@ def _fitting_sequences(setup: Setup, plan: ShardPlan) -> int | None:
     """Returns the number of sequences that fit beside the model states; None if unknown."""
     if setup.batch is None:
         return None
-    standing = memory_of(sizes_under_plan(setup, plan), plan, _fixed_terms(setup, plan))
+    standing = predict.memory_of(sizes_under_plan(setup, plan), plan, _fixed_terms(setup, plan))
     one = replace(setup, plan=plan, batch=replace(setup.batch, sequences=1))
-    return sequences_that_fit(standing, setup.usable_bytes, activation_terms(one))
+    return predict.sequences_that_fit(standing, setup.usable_bytes, activation_terms(one))
 
 
 def alternative_plans(base: ShardPlan) -> list[ShardPlan]:
@@ -491,8 +469,8 @@ _PER_HOST = 8
 def unique_state_bytes(sizes: Sizes, plan: ShardPlan) -> int:
     """Returns the bytes of one copy of parameters, gradients and optimizer states."""
     widths = plan.precision
-    trained = widths.plain_grad_bytes + state_bytes(plan.optimizer, plan) + 4 * widths.has_master
-    stored_bytes = sizes.numel * stored_bytes_per_param(sizes, plan)
+    trained = widths.plain_grad_bytes + predict.state_bytes(plan.optimizer, plan) + 4 * widths.has_master
+    stored_bytes = sizes.numel * predict.stored_bytes_per_param(sizes, plan)
     return round(stored_bytes + sizes.trainable * trained)
 
 
@@ -598,7 +576,7 @@ class Point:
     @property
     def counts_activations(self) -> bool:
         """True if activations are part of the memory."""
-        return self.row is not None and bool(self.row.memory.role(ACTIVATION))
+        return self.row is not None and bool(self.row.memory.role(predict.ACTIVATION))
 
 
 def failed_point(change: Mapping[str, str], error: PlanError) -> Point:

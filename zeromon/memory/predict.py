@@ -67,7 +67,7 @@ PHASES = {
 """The parts of a step in their order, with their names for users."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Term:
     """Bytes of one role in one place, with their cause."""
 
@@ -138,7 +138,7 @@ def memory_of(sizes: Sizes, plan: ShardPlan, activations: Iterable[Term] = ()) -
     ]
     terms += swap_buffer_terms(sizes, plan)
     if sizes.buffer_bytes:
-        terms.append(Term(role="buffer", nbytes=sizes.buffer_bytes, cause="buffers of the model"))
+        terms.append(Term("buffer", sizes.buffer_bytes, "buffers of the model"))
     # Empty terms (no padding, no prefetch) would be listed as causes of 0 bytes
     return MemoryBreakdown(tuple(t for t in terms if t.nbytes > 0))
 
@@ -153,12 +153,12 @@ def stored_bytes_per_param(s: Sizes, p: ShardPlan) -> float:
 def _param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     itemsize = stored_bytes_per_param(s, p)
     if p.stage < ZeroStage.PARAMETERS and p.framework in ("deepspeed", "ddp"):
-        yield Term(role="unsharded_param", nbytes=round(s.numel * itemsize))
+        yield Term("unsharded_param", round(s.numel * itemsize))
     else:
         base = s.numel // p.shard_ranks
         host = min(base, p.max_in_cpu) if p.params_on == "nvme" else 0
-        yield Term(role="sharded_param", nbytes=round(host * itemsize), place="host")
-        yield Term(role="sharded_param", nbytes=round((base - host) * itemsize), place=p.params_on)
+        yield Term("sharded_param", round(host * itemsize), place="host")
+        yield Term("sharded_param", round((base - host) * itemsize), place=p.params_on)
         yield from _padding_terms("sharded_param", s.shard_numel - base, itemsize, p.params_on)
         yield from _gathered_param_terms(s, p)
     if p.precision.has_master:
@@ -174,42 +174,29 @@ def _padding_terms(
 ) -> Iterator[Term]:
     if numel > 0:
         nbytes = round(numel * itemsize)
-        yield Term(role=role, nbytes=nbytes, cause="padding to equal shards", place=tier, during=during)
+        yield Term(role, nbytes, "padding to equal shards", place=tier, during=during)
 
 
 def _gathered_param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     """Yields the gathered parameters of stage 3, which exist beside the shards."""
     itemsize = p.precision.compute_bytes
     if s.persistent_numel:
-        yield Term(
-            role="unsharded_param",
-            nbytes=round(s.persistent_numel * itemsize),
-            cause=f"parameters of at most {p.persistence_numel:,} elements stay gathered "
-            "(stage3_param_persistence_threshold)",
-        )
+        cause = f"parameters of at most {p.persistence_numel:,} elements stay gathered "
+        cause += "(stage3_param_persistence_threshold)"
+        yield Term("unsharded_param", round(s.persistent_numel * itemsize), cause)
     if p.secondary_ranks:
-        yield Term(
-            role="secondary_param",
-            nbytes=math.ceil((s.numel - s.persistent_numel) / p.secondary_ranks) * itemsize,
-            cause="ZeRO++ keeps a second copy, split within the node (zero_hpz_partition_size)",
-        )
+        nbytes = math.ceil((s.numel - s.persistent_numel) / p.secondary_ranks) * itemsize
+        cause = "ZeRO++ keeps a second copy, split within the node (zero_hpz_partition_size)"
+        yield Term("secondary_param", nbytes, cause)
     if s.kept_numel:
-        yield Term(
-            role="unsharded_param",
-            nbytes=s.kept_numel * itemsize,
-            cause="units that stay gathered from forward to backward (the root, or "
-            "reshard_after_forward=False)",
-            during=During.ACTIVATIONS,
-        )
+        cause = "units that stay gathered from forward to backward (the root, or "
+        cause += "reshard_after_forward=False)"
+        yield Term("unsharded_param", s.kept_numel * itemsize, cause, during=During.ACTIVATIONS)
     if not s.unit_numels:
         return
     largest = s.unit_numels[0]
-    yield Term(
-        role="unsharded_param",
-        nbytes=largest * itemsize,
-        cause="the largest unit while it computes",
-        during=During.ACTIVATIONS,
-    )
+    cause = "the largest unit while it computes"
+    yield Term("unsharded_param", largest * itemsize, cause, during=During.ACTIVATIONS)
     if p.framework == "deepspeed":
         prefetched, reused = _prefetched_numel(s, p) - largest, kept_for_backward(s, p) - largest
         ahead = max(prefetched, reused)
@@ -223,9 +210,7 @@ def _gathered_param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         bound = sum(listed) + (count - len(listed)) * s.unit_numels[-1]
         ahead = min(bound, s.numel - largest - s.kept_numel)
         cause = "units gathered at once by prefetch"
-    yield Term(
-        role="unsharded_param", nbytes=max(0, ahead) * itemsize, cause=cause, during=During.ACTIVATIONS
-    )
+    yield Term("unsharded_param", max(0, ahead) * itemsize, cause, during=During.ACTIVATIONS)
 
 
 def _prefetched_numel(s: Sizes, p: ShardPlan) -> int:
@@ -268,22 +253,17 @@ def _rounded_up(numel: int, unit_numel: int) -> int:
 def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     # With one micro-step there are none while activations exist: the step has freed the last ones
     exist = During.ALWAYS if p.accumulation > 1 else During.GRADIENTS
+    nbytes = round(s.frozen_grad_numel * p.precision.grad_bytes)
+    cause = "gradients of frozen weights in units with trained ones (use_orig_params=True)"
     yield Term(
-        role="sharded_grad" if p.stage else "unsharded_grad",
-        nbytes=round(s.frozen_grad_numel * p.precision.grad_bytes),
-        cause="gradients of frozen weights in units with trained ones (use_orig_params=True)",
-        place=p.params_on,
-        during=exist,
+        "sharded_grad" if p.stage else "unsharded_grad", nbytes, cause, place=p.params_on, during=exist
     )
     if p.framework == "ddp":
         exist = During.ALWAYS if p.bucket_views else exist
         yield from _in_their_type(s.trainable, p, "unsharded_grad", during=exist)
         if not p.bucket_views and p.bucket_cap_bytes:
-            yield Term(
-                role="reduce_scatter",
-                nbytes=round(s.trainable * p.precision.grad_bytes),
-                cause="DDP copies gradients into its buckets (gradient_as_bucket_view is off)",
-            )
+            cause = "DDP copies gradients into its buckets (gradient_as_bucket_view is off)"
+            yield Term("reduce_scatter", round(s.trainable * p.precision.grad_bytes), cause)
         return
     if p.stage == ZeroStage.NONE:
         yield from _in_their_type(s.trainable, p, "unsharded_grad", during=exist)
@@ -305,21 +285,15 @@ def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
             padding = s.trainable_shard_numel - s.trainable // p.shard_ranks
             yield from _padding_terms("sharded_grad", padding, p.precision.grad_bytes, tier, exist)
         if p.accumulation > 1 and not p.reduces_each_micro_step:
-            yield Term(
-                role="unsharded_grad",
-                nbytes=s.trainable * p.precision.compute_bytes,
-                cause="whole gradients that accumulate (set_requires_gradient_sync, no_sync)",
-            )
+            cause = "whole gradients that accumulate (set_requires_gradient_sync, no_sync)"
+            yield Term("unsharded_grad", s.trainable * p.precision.compute_bytes, cause)
         elif s.unit_numels:
             graded = s.trainable + s.frozen_grad_numel * p.shard_ranks
             total_bytes = round(graded * p.precision.grad_bytes)
             unit_numel = s.trained_unit_numel or s.unit_numels[0]
-            yield Term(
-                role="unsharded_grad",
-                nbytes=min(unit_numel * p.precision.compute_bytes, total_bytes),
-                cause="gradients of the unit in backward, before they are reduced",
-                during=During.BACKWARD | During.BACKWARD_END,
-            )
+            nbytes = min(unit_numel * p.precision.compute_bytes, total_bytes)
+            cause = "gradients of the unit in backward, before they are reduced"
+            yield Term("unsharded_grad", nbytes, cause, during=During.BACKWARD | During.BACKWARD_END)
     # In fp32 the gradient itself is what the optimizer reads
     if p.framework == "deepspeed" and p.optimizer_on != "device" and p.precision.param_bytes < 4:
         yield from offloaded_grad_terms(s, p)
@@ -335,22 +309,15 @@ def _grads_of_stage_1(s: Sizes, p: ShardPlan, tier: str) -> Iterator[Term]:
     shard = s.trainable // p.shard_ranks
     if _keeps_whole_fp32_grads(p) and tier == "device":
         yield from _in_their_type(s.trainable, p, "unsharded_grad")
-        yield Term(
-            role="unsharded_grad",
-            nbytes=s.trainable * p.precision.compute_bytes,
-            cause="gradients of backward, which the step frees, beside the fp32 ones that accumulate",
-            during=During.STEP,
-        )
+        cause = "gradients of backward, which the step frees, beside the fp32 ones that accumulate"
+        yield Term("unsharded_grad", s.trainable * p.precision.compute_bytes, cause, during=During.STEP)
         return
     whole = During.ACTIVATIONS | During.BACKWARD_END if p.accumulation > 1 else During.BACKWARD_END
     yield from _in_their_type(s.trainable, p, "unsharded_grad", during=whole)
     yield from _in_their_type(shard, p, "sharded_grad", tier, During.STEP)
-    yield Term(
-        role="sharded_grad",
-        nbytes=round(shard * p.precision.grad_bytes) if tier == "device" else 0,
-        cause="the partition's gradients, copied before the whole ones are freed",
-        during=During.BACKWARD_END,
-    )
+    nbytes = round(shard * p.precision.grad_bytes) if tier == "device" else 0
+    cause = "the partition's gradients, copied before the whole ones are freed"
+    yield Term("sharded_grad", nbytes, cause, during=During.BACKWARD_END)
 
 
 def _in_their_type(
@@ -358,14 +325,10 @@ def _in_their_type(
 ) -> Iterator[Term]:
     """Yields *numel* gradients in the type of the parameters, and what a wider type adds."""
     plain_bytes = p.precision.plain_grad_bytes
-    yield Term(role=role, nbytes=round(numel * plain_bytes), place=tier, during=during)
-    yield Term(
-        role=role,
-        nbytes=round(numel * (p.precision.grad_bytes - plain_bytes)),
-        cause="gradients are kept in a wider type than the parameters (grad_accum_dtype)",
-        place=tier,
-        during=during,
-    )
+    yield Term(role, round(numel * plain_bytes), place=tier, during=during)
+    nbytes = round(numel * (p.precision.grad_bytes - plain_bytes))
+    cause = "gradients are kept in a wider type than the parameters (grad_accum_dtype)"
+    yield Term(role, nbytes, cause, place=tier, during=during)
 
 
 _ALL_REDUCE_NUMEL = 500_000_000
@@ -384,7 +347,7 @@ def _reduce_bucket_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     elif p.stage:
         cause += " (reduce_bucket_size)"
     wide = p.precision.grad_bytes if _keeps_whole_fp32_grads(p) else p.precision.sent_grad_bytes
-    yield Term(role="reduce_scatter", nbytes=round(numel * wide), cause=cause, during=during)
+    yield Term("reduce_scatter", round(numel * wide), cause, during=during)
 
 
 def _keeps_whole_fp32_grads(p: ShardPlan) -> bool:
@@ -401,14 +364,14 @@ def _state_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         padding = s.trainable_shard_numel - s.trainable // split
         yield from _padding_terms("optimizer_state", padding, state_size, p.optimizer_on)
     if p.optimizer.is_factored:
-        yield Term(role="optimizer_state", nbytes=s.factored_numel // split * 4, place=p.optimizer_on)
+        yield Term("optimizer_state", s.factored_numel // split * 4, place=p.optimizer_on)
 
 
 def _of_optimizer(role: str, nbytes: int, s: Sizes, p: ShardPlan) -> Iterator[Term]:
     """Yields *nbytes* that the optimizer keeps, where its sub-groups are."""
     moved = round(nbytes * on_host_share(s, p))
-    yield Term(role=role, nbytes=moved, place=p.optimizer_on)
-    yield Term(role=role, nbytes=nbytes - moved)
+    yield Term(role, moved, place=p.optimizer_on)
+    yield Term(role, nbytes - moved)
 
 
 def state_bytes(optimizer: Optimizer, plan: ShardPlan) -> float:
@@ -429,12 +392,8 @@ def _step_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     if on_host_share(s, p) == 1 or p.params_on != "device":
         return
     if p.framework != "deepspeed" or not p.precision.has_master:
-        yield Term(
-            role=STEP_TEMP,
-            nbytes=_optimizer_temporary_bytes(s, p),
-            cause=f"temporaries of {p.optimizer.name}'s step",
-            during=During.STEP,
-        )
+        nbytes = _optimizer_temporary_bytes(s, p)
+        yield Term(STEP_TEMP, nbytes, f"temporaries of {p.optimizer.name}'s step", during=During.STEP)
         return
     is_3 = p.stage == ZeroStage.PARAMETERS
     shard = s.trainable_shard_numel if is_3 else s.trainable // (p.shard_ranks if p.stage else 1)
@@ -445,18 +404,10 @@ def _step_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     flat_bytes = round(group * (p.precision.grad_bytes if p.stage else 4)) if is_half else 0
     freed_bytes = round(group * p.precision.grad_bytes) if p.stage in (1, 2) and not is_flat else 0
     copies = p.optimizer.foreach_copies + p.optimizer.loop_copies
-    yield Term(
-        role=STEP_TEMP,
-        nbytes=0 if is_flat else group * 4,
-        cause="fp32 copy of the gradients that the optimizer reads",
-        during=During.STEP,
-    )
-    yield Term(
-        role=STEP_TEMP,
-        nbytes=max(flat_bytes, copies * group * 4 - freed_bytes),
-        cause=f"flat copy of the gradients, or temporaries of {p.optimizer.name}'s step",
-        during=During.STEP,
-    )
+    cause = "fp32 copy of the gradients that the optimizer reads"
+    yield Term(STEP_TEMP, 0 if is_flat else group * 4, cause, during=During.STEP)
+    cause = f"flat copy of the gradients, or temporaries of {p.optimizer.name}'s step"
+    yield Term(STEP_TEMP, max(flat_bytes, copies * group * 4 - freed_bytes), cause, during=During.STEP)
 
 
 def _optimizer_temporary_bytes(s: Sizes, p: ShardPlan) -> int:
@@ -671,9 +622,9 @@ def transformer_activations(
     loss, layers = During.LOSS, During.ACTIVATIONS
     backward = During.BACKWARD | During.BACKWARD_END
     return (
-        Term(role=ACTIVATION, nbytes=layer_bytes, during=layers),
-        Term(role=ACTIVATION, nbytes=head, cause="norm, logits and loss of the output", during=loss),
-        Term(role=ACTIVATION, nbytes=gradients, cause=cause, during=backward),
+        Term(ACTIVATION, layer_bytes, during=layers),
+        Term(ACTIVATION, head, "norm, logits and loss of the output", during=loss),
+        Term(ACTIVATION, gradients, cause, during=backward),
     )
 
 
@@ -703,10 +654,10 @@ def autocast_copy_terms(model: ModelSpec, plan: ShardPlan, b: Batch) -> Iterator
     cause = "16-bit copies of the weights (autocast caches them, autograd keeps them)"
     during = During.LOSS if b.checkpointing else During.ACTIVATIONS
     itemsize = plan.precision.compute_bytes
-    yield Term(role=ACTIVATION, nbytes=numel * itemsize, cause=cause, during=during)
+    yield Term(ACTIVATION, numel * itemsize, cause, during=during)
     if b.checkpointing:
         numel = max((sum(numels) for numels, _ in layers), default=0)
-        yield Term(role=ACTIVATION, nbytes=numel * itemsize, cause=cause, during=During.BACKWARD)
+        yield Term(ACTIVATION, numel * itemsize, cause, during=During.BACKWARD)
 
 
 def quantization_terms(model: ModelSpec, plan: ShardPlan) -> Iterator[Term]:
@@ -714,18 +665,12 @@ def quantization_terms(model: ModelSpec, plan: ShardPlan) -> Iterator[Term]:
     if model.quantization is not None:
         quantized = [unit for unit in model.units if unit.quantized]
         total = sum(unit.numel * unit.count for unit in quantized)
-        yield Term(
-            role="buffer",
-            nbytes=round(total * model.quantization.constant_bytes),
-            cause="constants of the quantized weights, which no framework shards",
-        )
+        nbytes = round(total * model.quantization.constant_bytes)
+        yield Term("buffer", nbytes, "constants of the quantized weights, which no framework shards")
         numels = [n for unit in quantized for n in _matrix_numels(unit)]
-        yield Term(
-            role="unsharded_param",
-            nbytes=max(numels, default=0) * plan.precision.compute_bytes,
-            cause="the largest quantized weight while it computes, dequantized",
-            during=During.ACTIVATIONS | During.BACKWARD_END,
-        )
+        nbytes = max(numels, default=0) * plan.precision.compute_bytes
+        cause = "the largest quantized weight while it computes, dequantized"
+        yield Term("unsharded_param", nbytes, cause, during=During.ACTIVATIONS | During.BACKWARD_END)
 
 
 def _matrix_numels(unit: Unit) -> list[int]:
@@ -780,24 +725,16 @@ def offloaded_grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     nbytes = round(shard * (4 if is_3 else 4 - p.precision.grad_bytes))
     moved = round(nbytes * on_host_share(s, p))
     cause = "fp32 gradients for the optimizer on the host"
-    yield Term(role="sharded_grad", nbytes=moved, cause=cause, place=p.optimizer_on, during=During.STEP)
+    yield Term("sharded_grad", moved, cause, place=p.optimizer_on, during=During.STEP)
     cause = "fp32 gradients of the sub-groups that stay on the device (ratio)"
-    yield Term(role="sharded_grad", nbytes=nbytes - moved, cause=cause)
+    yield Term("sharded_grad", nbytes - moved, cause)
     if not is_3 and p.accumulation > 1:
-        yield Term(
-            role="unsharded_grad",
-            nbytes=round(shard * p.precision.grad_bytes),
-            cause="gradients that accumulate on the host (gradient_accumulation_steps)",
-            place="host",
-        )
+        cause = "gradients that accumulate on the host (gradient_accumulation_steps)"
+        yield Term("unsharded_grad", round(shard * p.precision.grad_bytes), cause, place="host")
     if not is_3:
         staged = shard + 2 * s.largest_tensor_numel
-        yield Term(
-            role="swap_buffer",
-            nbytes=round(staged * p.precision.param_bytes),
-            cause="updated parameters and gradients on their way from and to the host",
-            place="host",
-        )
+        cause = "updated parameters and gradients on their way from and to the host"
+        yield Term("swap_buffer", round(staged * p.precision.param_bytes), cause, place="host")
 
 
 def swap_buffer_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
@@ -806,26 +743,18 @@ def swap_buffer_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         return
     group_numel = math.ceil(s.trainable // p.shard_ranks / sub_groups(s, p))
     if p.optimizer_on == "nvme":
-        yield Term(
-            role="swap_buffer",
-            nbytes=p.optimizer_buffers * group_numel * 4,
-            cause="buffers of a sub-group for the optimizer on NVMe (buffer_count x sub_group_size)",
-            place="host",
-        )
+        cause = "buffers of a sub-group for the optimizer on NVMe (buffer_count x sub_group_size)"
+        yield Term("swap_buffer", p.optimizer_buffers * group_numel * 4, cause, place="host")
     if p.params_on == "nvme" and p.param_buffer_numel:
         is_spilled = s.numel // p.shard_ranks > p.max_in_cpu
         numel = p.param_buffer_numel + (group_numel if is_spilled else 0)
-        yield Term(
-            role="swap_buffer",
-            nbytes=round(numel * p.precision.param_bytes),
-            cause="buffers for parameters on NVMe (buffer_count x buffer_size, and a sub-group)",
-            place="host",
-        )
+        cause = "buffers for parameters on NVMe (buffer_count x buffer_size, and a sub-group)"
+        yield Term("swap_buffer", round(numel * p.precision.param_bytes), cause, place="host")
     if p.pins:
         # By the formula below, 0 bytes are rounded up to 2
         pinned = [nbytes for nbytes in _pinned_allocations(s, p, group_numel) if nbytes > 0]
         rounded = sum((1 << (nbytes - 1).bit_length()) - nbytes for nbytes in pinned)
-        yield Term(role="swap_buffer", nbytes=rounded, cause=_ROUNDED, place="host")
+        yield Term("swap_buffer", rounded, _ROUNDED, place="host")
 
 
 def _pinned_allocations(s: Sizes, p: ShardPlan, group_numel: int) -> Iterator[int]:
@@ -843,8 +772,5 @@ def _pinned_allocations(s: Sizes, p: ShardPlan, group_numel: int) -> Iterator[in
             yield round(host * precision.param_bytes)
     elif p.optimizer_on == "host":
         shard = s.trainable // p.shard_ranks
-        yield from (
-            shard * 4,
-            shard * 4,
-            round(shard * precision.param_bytes),
-        )  # master, gradient, staging
+        # master, gradient, staging
+        yield from (shard * 4, shard * 4, round(shard * precision.param_bytes))

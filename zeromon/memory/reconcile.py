@@ -5,10 +5,10 @@ The agent sends sizes and settings of each model (:mod:`zeromon.ring.model_metad
 beyond the arithmetic of the ZeRO paper are shown with their cause; bytes without a cause as unexplained.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 from zeromon.base.errors import PlanError
 from zeromon.memory.predict import PHASES, STEP_TEMP, During, MemoryBreakdown, Term, memory_of
@@ -58,21 +58,8 @@ def _describe_model(facts: ModelMetadata) -> Described:
         str(facts.get("optimizer_step", "")),
     )
     numel = facts.get("optimizer_numel")
-    sizes = Sizes(
-        numel=_as_count(facts["numel"]),
-        trainable=_as_count(facts["trainable"]),
-        shard_numel=_as_count(facts["shard_numel"]),
-        trainable_shard_numel=_as_count(facts["trainable_shard_numel"]),
-        persistent_numel=_as_count(facts.get("persistent_numel", 0)),
-        unit_numels=tuple(_as_count(n) for n in facts.get("units", ())),
-        kept_numel=_as_count(facts.get("kept_numel", 0)),
-        largest_tensor_numel=_as_count(facts.get("largest_tensor_numel", 0)),
-        linear_numel=_as_count(facts.get("linear_numel", 0)),
-        buffer_bytes=_as_count(facts.get("buffer_bytes", 0)),
-        factored_numel=_as_count(facts.get("factored_numel", 0)),
-        frozen_grad_numel=_as_count(facts.get("frozen_grad_numel", 0)),
-    )
-    framework = str(facts["framework"])
+    units = tuple(_as_count(n) for n in facts.get("units", ()))
+    sizes = Sizes(**_matching_fields(Sizes, facts), unit_numels=units)
     precision = Precision(
         param_bytes=_as_itemsize(facts["param_bytes"]),
         compute_bytes=_as_count(facts["compute_bytes"]),
@@ -81,32 +68,24 @@ def _describe_model(facts: ModelMetadata) -> Described:
         reduce_bytes=_as_itemsize(facts.get("reduce_bytes", facts["grad_bytes"])),
         state_bytes=_as_itemsize(facts["param_bytes"]),
     )
-    plan = ShardPlan(
-        stage=stage,
-        ranks=_as_count(facts["ranks"]),
-        shard_ranks=_as_count(facts.get("shard_ranks", 0)),
-        framework=framework,
-        precision=precision,
-        optimizer=matched or Optimizer(name="unknown", full_states=0),
-        optimizer_on=str(facts.get("optimizer_on", "device")),
-        params_on=str(facts.get("params_on", "device")),
-        accumulation=_as_count(facts.get("accumulation", 1)),
-        updates_in_backward=bool(facts.get("updates_in_backward", False)),
-        grad_bucket_numel=_as_count(facts.get("grad_bucket_numel", 0)),
-        grad_buckets=_as_count(facts.get("grad_buckets", 1)),
-        prefetch_numel=_as_count(facts.get("prefetch_numel", 0)),
-        live_numel=_as_count(facts.get("live_numel", 0)),
-        reuse_numel=_as_count(facts.get("reuse_numel", 0)),
-        sub_group_numel=_as_count(facts.get("sub_group_numel", 0)),
-        persistence_numel=_as_count(facts.get("persistence_numel", 0)),
-        secondary_ranks=_as_count(facts.get("secondary_ranks", 0)),
-        reduces_whole_buckets=bool(facts.get("reduces_whole_buckets", True)),
-        quantized_weights=bool(facts.get("quantized_weights", False)),
-        quantized_grads=bool(facts.get("quantized_grads", False)),
-        bucket_views=bool(facts.get("bucket_views", False)),
-        bucket_cap_bytes=_as_count(facts.get("bucket_cap_bytes", 25 << 20)) or 25 << 20,
-    )
+    chosen = {"framework": str(facts["framework"]), **_matching_fields(ShardPlan, facts)}
+    # To a plan 0 means one process without DDP, which a rank that described a model is not
+    if not chosen.get("bucket_cap_bytes", 1):
+        del chosen["bucket_cap_bytes"]
+    optimizer = matched or Optimizer(name="unknown", full_states=0)
+    plan = ShardPlan(**chosen, stage=stage, precision=precision, optimizer=optimizer)
     return Described(sizes, plan, matched is not None, None if numel is None else _as_count(numel))
+
+
+def _matching_fields(record: type[Sizes | ShardPlan], facts: ModelMetadata) -> dict[str, Any]:
+    """The fields of *record* that *facts* have under the same name, read as their type says."""
+    readers: dict[Any, Callable[[Any], Any]] = {"int": _as_count, "bool": bool, "str": str}
+    stated = cast("dict[str, Any]", facts)
+    return {
+        field.name: readers[field.type](stated[field.name])
+        for field in fields(record)
+        if field.type in readers and field.name in stated
+    }
 
 
 def with_micro_steps(rank: RankSnapshot, plan: ShardPlan) -> ShardPlan:
@@ -201,7 +180,7 @@ def _all_terms(described: Described) -> list[Term]:
         state_size = described.plan.optimizer.full_states * described.plan.precision.state_bytes
         terms = [t for t in terms if t.role != "optimizer_state"]
         nbytes = round(described.optimizer_numel * state_size)
-        terms.append(Term(role="optimizer_state", nbytes=nbytes))
+        terms.append(Term("optimizer_state", nbytes))
     if not described.optimizer_known:
         terms = [t for t in terms if t.role != "optimizer_state"]
     return terms

@@ -273,9 +273,8 @@ def announce_task(folder: Path) -> bool:
     facts = {"pid": os.getpid(), "mono_ns": started_ns}
     replace_file(folder / f"task.{os.getpid()}.json", json.dumps(facts))
     tasks = (task for path in folder.glob(TASKS) if (task := _read_task(path)) is not None)
-    return not any(
-        born < started_ns and ProcessWatch(pid, born).alive() for pid, born in tasks
-    )  # the file of this process is not older than itself
+    # The file of this process is not older than itself
+    return not any(born < started_ns and ProcessWatch(pid, born).alive() for pid, born in tasks)
 
 
 def withdraw_task(folder: Path) -> None:
@@ -357,15 +356,12 @@ class WorkersReader:
             nbytes=total,
             grown_bytes=total - bytes0,
             growth_bytes_per_step=(total - bytes0) / (step - step0) if step > step0 else None,
-            forked=not any(self._is_spawned_worker(pid) for pid in sizes),
+            forked=not any("multiprocessing" in self._text(pid, "cmdline") for pid in sizes),
         )
 
     def _workers(self) -> list[int]:
         pids = child_process_ids(self._pid, self._proc)
         return [pid for pid in pids if self._text(pid, "comm").strip() == _NAME]
-
-    def _is_spawned_worker(self, pid: int) -> bool:
-        return "multiprocessing" in self._text(pid, "cmdline")
 
     def _pss_bytes(self, pid: int) -> int | None:
         """A page that several processes share counts in equal parts in each of them."""

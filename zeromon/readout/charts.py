@@ -67,7 +67,7 @@ class StepRow(NamedTuple):
 
 
 def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[StepRow]:
-    """The rows of a step history's columns; see :data:`zeromon.storage.step_history.COLUMNS`."""
+    """The rows of a step history's columns; see :data:`zeromon.storage.step_history.rows.COLUMNS`."""
     return [*map(StepRow._make, zip(*(columns[name] for name in StepRow._fields), strict=True))]
 
 

@@ -6,17 +6,10 @@ from zeromon.base.units import human_bytes, human_count, human_ratio, human_seco
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import ladder_of_risk
 from zeromon.memory.reconcile import unattributed_memory
+from zeromon.readout import text
 from zeromon.readout.figures import BYTES, COUNT
 from zeromon.readout.remedy import ladder_lines
 from zeromon.readout.tables import Column, aligned_table, text_table
-from zeromon.readout.text import (
-    UNATTRIBUTED_NAMES,
-    consequence_text,
-    death_text,
-    doing,
-    host_evidence,
-    left_text,
-)
 from zeromon.snapshot import (
     CTRL_C,
     KILLED_FOR_MEMORY,
@@ -38,16 +31,17 @@ def deaths(run: RunSnapshot) -> str:
         if rank.rank not in roles or rank.status.stopped == CTRL_C:
             continue
         if has_left(rank):
-            rows.append(f"  rank {rank.rank}: {left_text(run, rank, roles)}")
+            rows.append(f"  rank {rank.rank}: {text.left_text(run, rank, roles)}")
             continue
-        last_seen = f"last seen in step {rank.steps.last_step + 1}, {doing(rank)}"
+        last_seen = f"last seen in step {rank.steps.last_step + 1}, {text.doing(rank)}"
         rows.append(
-            f"  rank {rank.rank}: {rank.status.ended}; {last_seen}{consequence_text(run, rank, roles)}"
+            f"  rank {rank.rank}: {rank.status.ended}; {last_seen}"
+            + text.consequence_text(run, rank, roles)
         )
         if rank.status.exception:
             rows.append(f"    {rank.status.exception}")
         if rank.status.ended == KILLED_FOR_MEMORY:
-            rows.append(f"    {host_evidence(rank)}")
+            rows.append(f"    {text.host_evidence(rank)}")
         largest = sorted(_held_memory_rows(rank), reverse=True)[:3]
         if largest and (rank.status.ended == KILLED_FOR_MEMORY or rank.memory.out_of_memory is not None):
             items = ", ".join(f"{name} {human_bytes(nbytes)}" for nbytes, name in largest if nbytes)
@@ -87,7 +81,7 @@ def _other_attempts_block(run: RunSnapshot) -> str:
         blocks.append("  n/a: the optimizer keeps no count of its steps that the agent can read")
     for attempt in failed:
         culprits = [death for death in attempt.deaths if death.role is DeathRole.CULPRIT]
-        sentences = [death_text(death) for death in (culprits or attempt.deaths)[:_MAX_DEATHS]]
+        sentences = [text.death_text(death) for death in (culprits or attempt.deaths)[:_MAX_DEATHS]]
         reason = "; ".join(sentences) or "no rank is known to have failed"
         blocks.append(f"  attempt {attempt.number} ended: {reason}")
     numbers = sorted({run.attempt, *(attempt.number for attempt in failed)})
@@ -106,7 +100,7 @@ def _held_memory_rows(rank: RankSnapshot) -> list[tuple[int, str]]:
     tier = "host" if rank.memory.out_of_memory is None else "device"
     roles = [(getattr(row, f"{tier}_bytes"), row.role.replace("_", " ")) for row in rank.memory.roles]
     leftovers = [
-        (r.nbytes, UNATTRIBUTED_NAMES[r.kind]) for r in unattributed_memory(rank) if r.place == tier
+        (r.nbytes, text.UNATTRIBUTED_NAMES[r.kind]) for r in unattributed_memory(rank) if r.place == tier
     ]
     return roles + leftovers
 

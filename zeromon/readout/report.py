@@ -14,6 +14,7 @@ from zeromon.base.units import (
     wrap_paragraph,
 )
 from zeromon.memory.reconcile import role_bytes, unattributed_memory
+from zeromon.readout import figures, ledger
 from zeromon.readout.breakdown import (
     PART_NAMES,
     PARTS,
@@ -35,28 +36,6 @@ from zeromon.readout.communication_report import (
     stage_block,
 )
 from zeromon.readout.death_report import attempt_block, deaths
-from zeromon.readout.figures import (
-    BYTES,
-    COUNT,
-    RATE,
-    RATIO,
-    RISK,
-    SECONDS,
-    SPREAD_HEADS,
-    best_informed,
-    spread_rows,
-    training_text,
-)
-from zeromon.readout.ledger import (
-    JobLedger,
-    activity_texts,
-    cause_text,
-    checkpoint_text,
-    energy_text,
-    goodput_headline,
-    job_ledger,
-    startup_parts_text,
-)
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.tables import RANK_COLUMNS, Column, aligned_table, pick_columns, text_table
 from zeromon.readout.text import (
@@ -91,28 +70,28 @@ def memory_block(ranks: Sequence[RankSnapshot]) -> str:
     rows = text_table(
         ranks,
         Column("rank", lambda rank: str(rank.rank)),
-        Column("RSS", lambda rank: rank.memory.rss_bytes, BYTES),
+        Column("RSS", lambda rank: rank.memory.rss_bytes, figures.BYTES),
         *([workers] if any(rank.memory.workers for rank in ranks) else []),
         Column(
             "allocated",
             lambda r: m.allocated_bytes if (m := r.memory.device) else None,
-            BYTES,
+            figures.BYTES,
             unknown="-",
         ),
         Column(
             "reserved",
             lambda r: m.reserved_bytes if (m := r.memory.device) else None,
-            BYTES,
+            figures.BYTES,
             unknown="-",
         ),
         Column("peak", _allocated_peak_text),
         Column(
             "headroom",
             lambda r: m.headroom_bytes if (m := r.memory.device) else None,
-            BYTES,
+            figures.BYTES,
             unknown="-",
         ),
-        Column("risk", RISK.text),
+        Column("risk", figures.RISK.text),
     )
     notes = dict.fromkeys(f"  {reason}" for rank in ranks if (reason := memory_unknown(rank)))
     return "\n".join([f"Memory at the last sample\n{rows}", *notes])
@@ -187,11 +166,11 @@ def offload(run: RunSnapshot) -> str:
     rows = text_table(
         rank.memory.transfers,
         Column("path", lambda move: move.path.replace("_", " ")),
-        Column("bytes", lambda move: move.nbytes, BYTES),
-        Column("per step", lambda move: move.step_bytes, BYTES),
-        Column("speed", lambda move: move.bytes_per_second, RATE),
-        Column("best", lambda move: move.best_bytes_per_second or None, RATE),
-        Column("limit", lambda move: peaks[move.path][0], RATE),
+        Column("bytes", lambda move: move.nbytes, figures.BYTES),
+        Column("per step", lambda move: move.step_bytes, figures.BYTES),
+        Column("speed", lambda move: move.bytes_per_second, figures.RATE),
+        Column("best", lambda move: move.best_bytes_per_second or None, figures.RATE),
+        Column("limit", lambda move: peaks[move.path][0], figures.RATE),
         Column("waited", lambda move: human_seconds(move.blocked_seconds) if move.seconds else "n/a"),
     )
     limits = dict.fromkeys(
@@ -268,12 +247,12 @@ def head_block(run: RunSnapshot, annotation: About) -> str:
     started = [rank for rank in run.ranks if rank.ledger.startup_seconds is not None]
     if started:
         longest = max(started, key=lambda rank: rank.ledger.startup_seconds or 0.0)
-        stages = startup_parts_text(longest) or "imports, set-up, first batch"
+        stages = ledger.startup_parts_text(longest) or "imports, set-up, first batch"
         setup = f"{human_seconds(longest.ledger.startup_seconds)} until the first step: {stages}"
         rows.append(_wrap_text(f"start-up  {setup}"))
     if joined := joined_text(run):
         rows.append(f"  watched   {joined.removeprefix('watched ')}")
-    if used := energy_text(run):
+    if used := ledger.energy_text(run):
         rows.append(f"  energy    {used}")
     rows.append(f"  duration  {human_seconds(max(0.0, run.taken_wall - run.started_wall))}")
     return "\n".join(rows)
@@ -299,8 +278,8 @@ def _rank_block(run: RunSnapshot) -> str:
         tail += "\n" + _wrap_text(f"rank {slowest.rank} is {pace_text(slowest)}")
     if how_far(run) is not None:
         tail += "\n" + _wrap_text(progress_text(run))
-    if (teller := best_informed(run)) is not None:
-        tail += "\n" + _wrap_text(f"training, by rank {teller.rank}: {training_text(teller)}")
+    if (teller := figures.best_informed(run)) is not None:
+        tail += "\n" + _wrap_text(f"training, by rank {teller.rank}: {figures.training_text(teller)}")
     return f"Steps (mean of the last {WINDOW} timed steps, excluding the first step)\n{rows}{tail}"
 
 
@@ -317,8 +296,8 @@ def spread_block(run: RunSnapshot) -> str:
     fleet = run.fleet
     if fleet is None:
         return ""
-    rows = [(entry.label, *values) for entry, values in spread_rows(fleet)]
-    header = ("all ranks", *SPREAD_HEADS)
+    rows = [(entry.label, *values) for entry, values in figures.spread_rows(fleet)]
+    header = ("all ranks", *figures.SPREAD_HEADS)
     return f"How {human_count(fleet.ranks)} ranks spread\n{aligned_table(header, rows)}"
 
 
@@ -329,9 +308,9 @@ def _over_time(ranges: Sequence[StepRange]) -> str:
     rows = text_table(
         ranges,
         Column("steps", lambda p: f"{human_count(p.first_step)} to {human_count(p.last_step)}"),
-        Column("step", lambda p: p.step_seconds, SECONDS),
-        Column("exposed", lambda p: p.exposed_ratio, RATIO),
-        Column("RSS", lambda p: p.rss_bytes, BYTES),
+        Column("step", lambda p: p.step_seconds, figures.SECONDS),
+        Column("exposed", lambda p: p.exposed_ratio, figures.RATIO),
+        Column("RSS", lambda p: p.rss_bytes, figures.BYTES),
         Column("reserved", lambda p: human_bytes(p.reserved_bytes) if p.reserved_bytes >= 0 else "-"),
     )
     return f"Over the whole run (mean step, excluding the first; most bytes on any rank)\n{rows}"
@@ -396,23 +375,23 @@ def ledger_block(runs: Sequence[RunSnapshot], per: Sequence[tuple[str, float]] =
 
     *per*: further columns, with what a second is worth in each (kWh, money).
     """
-    job = job_ledger(runs)
+    job = ledger.job_ledger(runs)
     if not job.rows:
         return ""
     work = [(job.unit, job.per_second)] if job.unit else []
-    blocks = [f"Ledger: {goodput_headline(job)}", _ledger_table(job, [*work, *per])]
+    blocks = [f"Ledger: {ledger.goodput_headline(job)}", _ledger_table(job, [*work, *per])]
     blocks += [f"  {note}" for note in (job.unit_note, *job.notes)]
-    saves = checkpoint_text(runs[-1])
+    saves = ledger.checkpoint_text(runs[-1])
     return "\n".join([*blocks, f"  {saves}"] if saves else blocks)
 
 
-def _ledger_table(job: JobLedger, per: Sequence[tuple[str, float]]) -> str:
+def _ledger_table(job: ledger.JobLedger, per: Sequence[tuple[str, float]]) -> str:
     def cells_of_row(name: str, seconds: float) -> tuple[str, ...]:
         amounts = (seconds * factor for _, factor in per)
         worth = (human_count(a) if a >= 1000 else f"{a:.4g}" for a in amounts)
         return name, human_seconds(seconds), human_ratio(seconds / job.rank_seconds), *worth
 
-    rows = [cells_of_row(cause_text(row), row.seconds) for row in job.rows]
+    rows = [cells_of_row(ledger.cause_text(row), row.seconds) for row in job.rows]
     header = ("cause", "of all ranks", "share", *(name for name, _ in per))
     body = aligned_table(header, [*rows, cells_of_row("sum", job.rank_seconds)]).splitlines()
     bars = ["", *("#" * round(_BAR * job.share(row)) for row in job.rows), ""]
@@ -421,7 +400,7 @@ def _ledger_table(job: JobLedger, per: Sequence[tuple[str, float]]) -> str:
 
 def activities(run: RunSnapshot) -> str:
     """The activities of the training loops beside training; "" where nothing was seen."""
-    notes = activity_texts(run)
+    notes = ledger.activity_texts(run)
     return "Besides training steps\n" + "\n".join(f"  {note}" for note in notes) if notes else ""
 
 
@@ -436,10 +415,10 @@ def engine_block(run: RunSnapshot) -> str:
     rows = text_table(
         rank.config.engines,
         Column("engine", lambda e: f"{e.engine} {e.strategy}{' (dropped)' * e.dropped}"),
-        Column("steps", lambda e: e.steps, COUNT),
-        Column("skipped", lambda e: e.skipped, COUNT),
-        Column("bytes", lambda e: e.nbytes, BYTES),
-        Column("exposed", lambda e: e.exposed_seconds, SECONDS),
+        Column("steps", lambda e: e.steps, figures.COUNT),
+        Column("skipped", lambda e: e.skipped, figures.COUNT),
+        Column("bytes", lambda e: e.nbytes, figures.BYTES),
+        Column("exposed", lambda e: e.exposed_seconds, figures.SECONDS),
         Column("loss scale", lambda e: "-" if e.loss_scale is None else f"{e.loss_scale:g}"),
         Column("grad norm", lambda e: "-" if e.grad_norm is None else f"{e.grad_norm:.4g}"),
     )

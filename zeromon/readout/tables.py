@@ -197,15 +197,12 @@ def _node_state(node: FleetNode) -> str:
     return f"{node.up} up" if node.up else "ended"
 
 
-def _node_state_tone(_: Any, node: FleetNode) -> str:
-    return "warn" if node.silent_seconds else "bad" if node.failed else "" if node.up else "dim"
-
-
 NODE_COLUMNS: Columns[FleetNode] = (
     Column("node", lambda n: n.node, TEXT, 16, tone="bold", grows=True, ends=True),
     Column("ranks", lambda n: n.ranks, COUNT, 7, 2),
     Column("state", lambda n: (n.silent_seconds, n.failed, -n.up), TEXT, 16, show=_node_state,
-           tone=_node_state_tone),
+           tone=lambda _, node: (
+               "warn" if node.silent_seconds else "bad" if node.failed else "" if node.up else "dim")),
     _node_column("step", 10, STEP),
     _node_column("share", 9, EXPOSED),
     _node_column("late", 10, LATE, 1),
@@ -360,16 +357,13 @@ MARKS: dict[Severity, tuple[str, str]] = {
 """The mark and the tone of a severity."""
 
 
-def _remedy_effect(finding: Finding) -> str:
-    return "-" if finding.remedy is None else effect_text(finding.remedy) or "see below"
-
-
 FINDING_COLUMNS: Columns[Finding] = (
     Column("", lambda f: Severity(f.severity).order, TEXT, 4, show=lambda f: MARKS[f.severity][0],
            tone=lambda _, f: MARKS[f.severity][1]),
     Column("code", lambda f: f.code, TEXT, 7, tone="bold"),
     Column("rank", lambda f: f.rank, INDEX, 6, show=lambda f: str(f.rank) if f.rank >= 0 else "all"),
-    Column("expected", lambda f: f.remedy and f.remedy.gain_low_seconds, SECONDS, 18, 1, _remedy_effect,
+    Column("expected", lambda f: f.remedy and f.remedy.gain_low_seconds, SECONDS, 18, 1,
+           lambda f: "-" if f.remedy is None else effect_text(f.remedy) or "see below",
            tone=lambda _, f: "dim" if not f.remedy else "good" if effect_text(f.remedy) else ""),
     Column("what", lambda f: f.text, TEXT, 20, tone=lambda _, f: MARKS[f.severity][1], grows=True),
 )  # fmt: skip

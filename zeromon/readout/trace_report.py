@@ -17,16 +17,7 @@ from zeromon.base.units import (
 from zeromon.readout.figures import BYTES, COUNT, INDEX, RATIO, SECONDS
 from zeromon.readout.tables import Column, aligned_table, text_table
 from zeromon.snapshot import Capture, CaptureState, TraceCheck
-from zeromon.traces.allocations import (
-    COMMUNICATION,
-    OPTIMIZER_STATE,
-    UNKNOWN,
-    DeviceMemory,
-    Grown,
-    Holding,
-    Peak,
-    stack_origin,
-)
+from zeromon.traces import allocations
 from zeromon.traces.analysis import RankTrace, overall_rates
 from zeromon.traces.critical import CriticalPath
 from zeromon.traces.diff import MIN_FIGURE_SHARE, OF_CALLS, Row, TraceDiff, Usage, What
@@ -404,16 +395,16 @@ def _kernel_family_block(rank: RankTrace, all_of_them: bool) -> str:
 # ---- snapshots of torch's allocator as text -----------------------------------------------------
 
 _MAX_HELD = 10
-_SHORT = {OPTIMIZER_STATE: "optimizer", COMMUNICATION: "comm buffers"}
+_SHORT = {allocations.OPTIMIZER_STATE: "optimizer", allocations.COMMUNICATION: "comm buffers"}
 
 
-def memory_text(name: str, devices: Sequence[DeviceMemory]) -> str:
+def memory_text(name: str, devices: Sequence[allocations.DeviceMemory]) -> str:
     """One file: for each device its segments, roles, the peak, and allocations that failed."""
     blocks = [block for device in devices for block in _device_memory_blocks(name, device)]
     return "\n\n".join(blocks or [f"{name} holds no memory"]) + "\n"
 
 
-def as_growth(names: Sequence[str], rows: Sequence[Grown]) -> str:
+def as_growth(names: Sequence[str], rows: Sequence[allocations.Grown]) -> str:
     """The stacks that hold more in the second file, and those that hold less."""
     heads = [f"{letter}  {name}" for letter, name in zip("AB", names, strict=True)]
     if not rows:
@@ -422,7 +413,7 @@ def as_growth(names: Sequence[str], rows: Sequence[Grown]) -> str:
     grown = text_table(
         # The tail of the rest: rows[-3:] of a short list would repeat rows of the head
         [*rows[:_MAX_HELD], *rows[_MAX_HELD:][-3:]],
-        Column("where", lambda row: stack_origin(row.stack)),
+        Column("where", lambda row: allocations.stack_origin(row.stack)),
         Column("role", lambda row: _SHORT.get(row.role, row.role)),
         Column("count", lambda row: f"{row.count:+,}"),
         Column("B", lambda row: row.after_bytes, BYTES),
@@ -432,7 +423,7 @@ def as_growth(names: Sequence[str], rows: Sequence[Grown]) -> str:
     return "\n".join([*heads, "", f"{signed(human_bytes, total)} in all", grown]) + "\n"
 
 
-def _device_memory_blocks(name: str, device: DeviceMemory) -> list[str]:
+def _device_memory_blocks(name: str, device: allocations.DeviceMemory) -> list[str]:
     reserved = device.reserved_bytes
     head = (
         f"Device {device.device} of {name}: {human_bytes(device.allocated_bytes)} allocated of "
@@ -465,7 +456,7 @@ def _device_memory_blocks(name: str, device: DeviceMemory) -> list[str]:
     return blocks
 
 
-def _memory_peak_text(peak: Peak) -> str:
+def _memory_peak_text(peak: allocations.Peak) -> str:
     delay = "" if peak.seconds is None else f", {human_seconds(peak.seconds)} after the first"
     sentence = (
         f"The peak: {human_bytes(peak.nbytes)} allocated of {human_bytes(peak.reserved_bytes)} "
@@ -478,7 +469,7 @@ def _memory_peak_text(peak: Peak) -> str:
     return sentence
 
 
-def _memory_role_table(device: DeviceMemory) -> str:
+def _memory_role_table(device: allocations.DeviceMemory) -> str:
     current, peak = device.roles["now"], device.roles.get("peak")
     rows = [
         (role, _role_bytes_text(peak, role), _role_bytes_text(current, role))
@@ -492,15 +483,15 @@ def _memory_role_table(device: DeviceMemory) -> str:
 
 def _role_bytes_text(bytes_by_role: Mapping[str, int] | None, role: str) -> str:
     """The bytes of a role; n/a, not 0 B, where no stack tells what other bytes are for."""
-    if bytes_by_role is None or (role not in bytes_by_role and UNKNOWN in bytes_by_role):
+    if bytes_by_role is None or (role not in bytes_by_role and allocations.UNKNOWN in bytes_by_role):
         return "n/a"
     return human_bytes(bytes_by_role.get(role, 0))
 
 
-def _held_table(holdings: Sequence[Holding]) -> str:
+def _held_table(holdings: Sequence[allocations.Holding]) -> str:
     table = text_table(
         holdings[:_MAX_HELD],
-        Column("where", lambda item: stack_origin(item.stack)),
+        Column("where", lambda item: allocations.stack_origin(item.stack)),
         Column("role", lambda item: _SHORT.get(item.role, item.role)),
         Column("count", lambda item: item.count, COUNT),
         Column("bytes", lambda item: item.nbytes, BYTES),
@@ -512,10 +503,10 @@ def _held_table(holdings: Sequence[Holding]) -> str:
     return table
 
 
-def _failed_allocation_table(device: DeviceMemory) -> str:
+def _failed_allocation_table(device: allocations.DeviceMemory) -> str:
     rows = text_table(
         device.ooms,
-        Column("where", lambda oom: stack_origin(oom.stack)),
+        Column("where", lambda oom: allocations.stack_origin(oom.stack)),
         Column("after", lambda oom: oom.seconds, SECONDS),
         Column("asked for", lambda oom: oom.nbytes, BYTES),
         Column("allocated", lambda oom: oom.allocated_bytes, BYTES),

@@ -5,27 +5,8 @@ from dataclasses import dataclass, replace
 
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.fold.summarize import waits_for_batch
+from zeromon.readout import text
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
-from zeromon.readout.text import (
-    doing,
-    exit_text,
-    exposed_unknown,
-    finding_text,
-    group_text,
-    has_died,
-    members_text,
-    rank_prefix,
-    record_text,
-    restarting_text,
-    rough_time,
-    run_state,
-    short_frame,
-    silent_text,
-    stall_finding,
-    starting_text,
-    unit_name,
-    unread_text,
-)
 from zeromon.ring.codes import TextEnum
 from zeromon.snapshot import (
     Finding,
@@ -68,7 +49,7 @@ def hang_headline(run: RunSnapshot, hang: Hang) -> str:
     if _hang_is_over(run, hang):
         waited = [rank.steps.last_step for rank in run.ranks if rank.rank in hang.waiting]
         step = human_count(max(waited, default=0) + 1)
-        return f"hung at step {step} for {rough_time(hang.seconds)}: {cause}"
+        return f"hung at step {step} for {text.rough_time(hang.seconds)}: {cause}"
     if cause.startswith(str(hang.kind)):
         return cause
     return f"{hang.op} in {_short_group_name(hang)} {'waits' if hang.pause else 'is stuck'}: {cause}"
@@ -76,10 +57,10 @@ def hang_headline(run: RunSnapshot, hang: Hang) -> str:
 
 def hang_text(run: RunSnapshot, hang: Hang) -> str:
     """The hang as text: the collective, who waits, who is missing, what those do, and on which node."""
-    lasts = f"has not ended for {rough_time(hang.seconds)}" if hang.seconds else "broke off"
+    lasts = f"has not ended for {text.rough_time(hang.seconds)}" if hang.seconds else "broke off"
     if _hang_is_over(run, hang):
-        lasts = f"hung for {rough_time(hang.seconds)}"
-    sentence = f"{_collective_text(hang)} {lasts}: {_hang_cause_text(run, hang, doing)}"
+        lasts = f"hung for {text.rough_time(hang.seconds)}"
+    sentence = f"{_collective_text(hang)} {lasts}: {_hang_cause_text(run, hang, text.doing)}"
     return "; ".join((sentence, *_nccl_view_lines(run.ras, hang)))
 
 
@@ -92,7 +73,7 @@ def _hang_cause_text(run: RunSnapshot, hang: Hang, locate: Callable[[RankSnapsho
     """The calls in which members differ, else which ranks wait and for whom."""
     is_over = _hang_is_over(run, hang)
     if HangKind(hang.kind).is_mismatch and hang.calls:
-        return _call_mismatch_text(run, hang, with_lines=locate is doing)
+        return _call_mismatch_text(run, hang, with_lines=locate is text.doing)
     circle = [h for h in run.hangs if h.kind == HangKind.DEADLOCK]
     if hang in circle:
         waits = (f"{named_ranks(h.waiting)} in {h.op} of {_short_group_name(h)}" for h in circle)
@@ -135,7 +116,7 @@ def _absent_rank_text(run: RunSnapshot, number: int, is_over: bool) -> str:
     rank_text = named_ranks((number,), run.node_of)
     rank = next((rank for rank in run.ranks if rank.rank == number), None)
     if rank is not None and not rank.status.failed:
-        departure = f"left after step {human_count(rank.steps.last_step)} ({exit_text(rank)})"
+        departure = f"left after step {human_count(rank.steps.last_step)} ({text.exit_text(rank)})"
         return f"{rank_text} {'had' if is_over else 'has'} {departure}"
     peer_end = next((peer.ended for peer in run.away if peer.rank == number), "")
     ending = rank.status.ended if rank is not None else peer_end
@@ -145,9 +126,9 @@ def _absent_rank_text(run: RunSnapshot, number: int, is_over: bool) -> str:
 def _location_of_rank(rank: RankSnapshot) -> str:
     """``at t.py:32``, or why the rank runs nothing, else its phase."""
     if rank.status.halted is not Halt.NONE or not rank.status.stack:
-        return doing(rank)
+        return text.doing(rank)
     waits = "waits for a batch of the DataLoader, " if waits_for_batch(rank.status.stack) else ""
-    return f"{waits}at {short_frame(rank.status.stack)}"
+    return f"{waits}at {text.short_frame(rank.status.stack)}"
 
 
 def _call_mismatch_text(run: RunSnapshot, hang: Hang, *, with_lines: bool) -> str:
@@ -174,7 +155,7 @@ def _calls_text(run: RunSnapshot, hang: Hang, stacks: Mapping[int, tuple[str, ..
     callers: dict[str, list[int]] = {}
     for call in calls:
         stack = stacks.get(call.rank)
-        location = f" (at {short_frame(stack)})" if stack else ""
+        location = f" (at {text.short_frame(stack)})" if stack else ""
         callers.setdefault(_call_text(call, varies) + location, []).append(call.rank)
     sentences = [f"{named_ranks(ranks)} called {call}" for call, ranks in callers.items()]
     return ", ".join(sentences[:_MAX_CAUSES]) + _who_is_ahead(run, calls)
@@ -184,7 +165,7 @@ def _call_text(call: MemberCall, varies: Mapping[str, bool]) -> str:
     if call.op == "none":
         return f"an unknown collective #{call.sequence}"
     number = f" #{call.sequence}" if varies["sequence"] else ""
-    unit = f" of {unit_name(call.unit)}" if call.unit and varies["unit"] else ""
+    unit = f" of {text.unit_name(call.unit)}" if call.unit and varies["unit"] else ""
     size = f" ({call.nbytes:,} B)" if call.nbytes >= 0 else ""
     phase = "" if call.phase in ("", "other") or not varies["phase"] else f" in {call.phase}"
     return f"{call.op}{number}{unit}{size}{phase}"
@@ -227,7 +208,7 @@ def _calls_in_hangs(run: RunSnapshot, hangs: Sequence[Hang]) -> list[MemberCall]
 
 
 def _short_group_name(hang: Hang) -> str:
-    return group_text(hang.group, hang.dim, ()).removeprefix("group ")
+    return text.group_text(hang.group, hang.dim, ()).removeprefix("group ")
 
 
 def _nccl_view_lines(ras: Ras | None, hang: Hang) -> Iterator[str]:
@@ -266,7 +247,7 @@ def _collective_text(hang: Hang) -> str:
     # Where members called different things, no one operation and size is that of the collective
     differs = len({call.op for call in hang.calls}) > 1 and HangKind(hang.kind).is_mismatch
     size = () if differs else (f"{hang.nbytes:,} B",)
-    group = group_text(hang.group, hang.dim, hang.members, *size)
+    group = text.group_text(hang.group, hang.dim, hang.members, *size)
     return f"{'collective' if differs else hang.op} #{abs(hang.sequence)} of {group}"
 
 
@@ -369,7 +350,7 @@ def exposed_severity(run: RunSnapshot) -> Severity | None:
 
 def state_beside(health: Health, run: RunSnapshot) -> str:
     """The state of *run* beside the word for its health, without that word: ``after step 20``."""
-    return run_state(run).removeprefix("died: ").removeprefix(f"{health} ")
+    return text.run_state(run).removeprefix("died: ").removeprefix(f"{health} ")
 
 
 def judge_run(run: RunSnapshot) -> Verdict:
@@ -377,16 +358,16 @@ def judge_run(run: RunSnapshot) -> Verdict:
     if run.unfinished:
         return _of_health(Health.INCOMPLETE, _incomplete_run_cause(run))
     if run.restarting:
-        return _of_health(Health.RESTARTING, restarting_text(run))
+        return _of_health(Health.RESTARTING, text.restarting_text(run))
     if not run.ranks:
         end_health = Health.DEAD if run.attempts else Health.UNKNOWN
-        return _of_health(end_health if run.ended else Health.STARTING, starting_text(run))
-    if has_died(run):
+        return _of_health(end_health if run.ended else Health.STARTING, text.starting_text(run))
+    if text.has_died(run):
         alive = not run.ended and any(rank.status.alive for rank in run.ranks)
         return _of_health(Health.DYING if alive else Health.DEAD, _first_death_sentence(run))
     is_stopped = any(rank.status.failed for rank in run.ranks)
     if all(rank.status.silent for rank in run.ranks) and not run.ended:
-        return _of_health(Health.UNKNOWN, silent_text(run, run.ranks))
+        return _of_health(Health.UNKNOWN, text.silent_text(run, run.ranks))
     threat = _stall_threat(run) or _at_risk_verdict(run) or _lost_time(run)
     if run.detached and not is_stopped and (threat is None or threat.health is not Health.STALLED):
         note = "what the ranks do now is not known; figures are the last ones"
@@ -395,24 +376,26 @@ def judge_run(run: RunSnapshot) -> Verdict:
         health = Health.STOPPED if is_stopped else Health.FINISHED
         trained = any(rank.steps.watched_steps for rank in run.ranks)
         final = threat or _of_health(health, _largest_wait(run) if trained else _no_step_text(run))
-        return replace(final, health=health, outcome=run_state(run))
+        return replace(final, health=health, outcome=text.run_state(run))
     return threat or _verdict_when_healthy(run)
 
 
 def _incomplete_run_cause(run: RunSnapshot) -> str:
     """From when on the record is missing, and what threatened the run or ended a rank before."""
-    if run.ranks and has_died(run):
+    if run.ranks and text.has_died(run):
         died = _first_death_sentence(replace(run, unfinished=False, history_note=""))
-        return f"{record_text(run)}; before: {died}"
+        return f"{text.record_text(run)}; before: {died}"
     threat = _stall_threat(run) or _memory_risk(run) or _lost_time(run) if run.ranks else None
-    return record_text(run) if threat is None else f"{record_text(run)}; before: {threat.cause}"
+    return (
+        text.record_text(run) if threat is None else f"{text.record_text(run)}; before: {threat.cause}"
+    )
 
 
 def state_and_cause(run: RunSnapshot) -> str:
     """The verdict in one line, for a list of runs: ``slow: rank 1 is late ...; running, step 105``."""
     judged = judge_run(run)
-    is_said = judged.outcome or not run.ranks or has_died(run) or run.unfinished
-    return judged.text if is_said else f"{judged.text}; {run_state(run)}"
+    is_said = judged.outcome or not run.ranks or text.has_died(run) or run.unfinished
+    return judged.text if is_said else f"{judged.text}; {text.run_state(run)}"
 
 
 def unanswered_verdict(run: RunSnapshot, seconds: float) -> Verdict:
@@ -430,8 +413,8 @@ def _stall_threat(run: RunSnapshot) -> Verdict | None:
     hang = next((hang for hang in run.hangs if hang.seconds), None)
     if hang is not None and not hang.pause:
         return _of_health(Health.STALLED, hang_headline(run, hang))
-    finding = stall_finding(run)
-    return _of_health(Health.STALLED, finding_text(finding)) if finding is not None else None
+    finding = text.stall_finding(run)
+    return _of_health(Health.STALLED, text.finding_text(finding)) if finding is not None else None
 
 
 def _first_death_sentence(run: RunSnapshot) -> str:
@@ -443,7 +426,7 @@ def _first_death_sentence(run: RunSnapshot) -> str:
     severe = [f for f in run.findings if f.severity == Severity.CRITICAL]
     # its own cause; else a death on another node, before what else is wrong there
     severe.sort(key=lambda f: (f.rule != "rank_died", failed is None or f.rank != failed.rank))
-    sentence = finding_text(severe[0]) if severe else run_state(run)
+    sentence = text.finding_text(severe[0]) if severe else text.run_state(run)
     is_own = failed is not None and (not severe or severe[0].rank == failed.rank)
     cause = death_cause(failed) if failed is not None and is_own else ""
     led = None
@@ -468,7 +451,7 @@ def _memory_risk(run: RunSnapshot) -> Verdict | None:
         return None
     nearest = nearest_oom([rank for rank in run.ranks if rank.rank == finding.rank])
     if nearest is None:
-        return Verdict(Health.AT_RISK, finding.severity, finding_text(finding))
+        return Verdict(Health.AT_RISK, finding.severity, text.finding_text(finding))
     headlines = risk_headline(*nearest), risk_headline(*nearest, short=True)
     return Verdict(Health.AT_RISK, finding.severity, *headlines)
 
@@ -478,11 +461,11 @@ def _at_risk_verdict(run: RunSnapshot) -> Verdict | None:
         return risk
     silent = [rank for rank in run.ranks if rank.status.silent]
     if silent:
-        return Verdict(Health.AT_RISK, Severity.WARNING, silent_text(run, silent))
+        return Verdict(Health.AT_RISK, Severity.WARNING, text.silent_text(run, silent))
     if run.unread:
-        return Verdict(Health.AT_RISK, Severity.WARNING, unread_text(run))
+        return Verdict(Health.AT_RISK, Severity.WARNING, text.unread_text(run))
     severe = _severe_findings(run, Severity.CRITICAL) or _severe_findings(run, Severity.WARNING)
-    return Verdict(Health.AT_RISK, severe[0].severity, finding_text(severe[0])) if severe else None
+    return Verdict(Health.AT_RISK, severe[0].severity, text.finding_text(severe[0])) if severe else None
 
 
 def _health_of_finding(finding: Finding) -> Health | None:
@@ -508,7 +491,7 @@ def _lost_time(run: RunSnapshot) -> Verdict | None:
     ]  # fmt: skip
     if not findings:
         return None
-    return Verdict(Health.SLOW, Severity.WARNING, finding_text(_most_severe_finding(findings)))
+    return Verdict(Health.SLOW, Severity.WARNING, text.finding_text(_most_severe_finding(findings)))
 
 
 _EXPLAINS = 0.25
@@ -545,9 +528,9 @@ def _no_step_text(run: RunSnapshot) -> str:
             / 1e9
         )
     stuck = next((rank for rank in run.ranks if rank.status.stack), None)
-    activity = f"; rank {stuck.rank} {is_} {doing(stuck)}" if stuck is not None else ""
+    activity = f"; rank {stuck.rank} {is_} {text.doing(stuck)}" if stuck is not None else ""
     absent = _ranks_without_agent(run)  # an agent starts when that call returns
-    joins = f"; {members_text(absent)} {verb} init_process_group" if absent else ""
+    joins = f"; {text.members_text(absent)} {verb} init_process_group" if absent else ""
     return f"{step} {has} ended after {human_seconds(max(0.0, seconds))}{joins}{activity}"
 
 
@@ -573,7 +556,7 @@ def _largest_wait(run: RunSnapshot) -> str:
     """``exposed communication 4.4 % of a step``: the largest part of a rank's step that is no work."""
     highest = highest_exposed_ratio(run.ranks)
     if highest is None:
-        return f"exposed communication n/a: {exposed_unknown(run.ranks[0])}"
+        return f"exposed communication n/a: {text.exposed_unknown(run.ranks[0])}"
     shares = {"exposed": highest}
     for rank in run.ranks:
         seconds = rank_parts(rank)
@@ -621,7 +604,7 @@ def _memory_growth_text(rank: RankSnapshot, risk: Risk) -> str:
     if not risk.growth_bytes_per_step:
         return ""
     grower, ranks = _subject_of_trend(rank, risk), risk.growing_ranks
-    owners = f" of {members_text(ranks)}" if ranks else ""
+    owners = f" of {text.members_text(ranks)}" if ranks else ""
     verb = ("grow" if grower.endswith("s") else "grows") if rank.status.alive else "grew"
     start = f" since step {human_count(risk.since_step)}" if risk.since_step else ""
     return f"{grower}{owners} {verb} {human_bytes(risk.growth_bytes_per_step)} per step{start}"
@@ -653,9 +636,11 @@ def risk_headline(rank: RankSnapshot, risk: Risk, *, short: bool = False) -> str
     """``rank 3 runs out of device memory at about step 1,840, in 12 min: ... grow 31 MiB per step``."""
     is_host = risk.pool == Pool.HOST
     if risk.steps_left is None or not rank.status.alive:
-        return ("" if is_host else rank_prefix(rank.rank)) + risk_text(risk, rank)
+        return ("" if is_host else text.rank_prefix(rank.rank)) + risk_text(risk, rank)
     step = human_count(rank.steps.last_step + risk.steps_left)
-    time = rough_time(risk.steps_left * rank.steps.median_seconds) if rank.steps.median_seconds else ""
+    time = (
+        text.rough_time(risk.steps_left * rank.steps.median_seconds) if rank.steps.median_seconds else ""
+    )
     if short:
         owner = "host" if is_host else f"rank {rank.rank}: {risk.pool}"
         grower, rate = _subject_of_trend(rank, risk), human_bytes(risk.growth_bytes_per_step)

@@ -119,9 +119,8 @@ def _make_token_file(path: Path) -> None:
         with open(fd, "w", encoding="ascii") as file:
             file.write(f"{secrets.token_urlsafe(24)}\n")
         try:
-            os.link(
-                temporary, path
-            )  # unlike a rename, it does not replace what another process has made
+            # Unlike a rename, it does not replace what another process has made
+            os.link(temporary, path)
         except FileExistsError:
             return
         except OSError:  # a file system without links

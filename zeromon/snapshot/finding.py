@@ -36,7 +36,7 @@ class Rung:
     """It is the first rung with which, and with those above, as much is free as is needed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Remedy:
     """A change that removes the cause of a finding."""
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.snapshot.step import Lanes
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery
-from zeromon.storage.step_history import Series
+from zeromon.storage.step_history.rows import Series
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 """Seconds of the run per second, as the views offer them."""
@@ -108,7 +108,7 @@ class Source(Protocol):
         """The snapshot at *wall_time*, seconds since the epoch, or the nearest before it."""
 
     def series(self, query: StepQuery = WHOLE_RUN) -> Series:
-        """The steps of the run as columns; see :func:`zeromon.storage.step_history.series_of_steps`."""
+        """The steps of the run as columns, of ``series_of_steps`` of step_history."""
 
     def findings(self) -> list[Finding]:
         """Every finding of the run; see :func:`zeromon.storage.snapshot_log.findings_of_record`."""

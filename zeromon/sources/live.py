@@ -32,7 +32,7 @@ from zeromon.sources.access import host_without_port, is_loopback_host
 from zeromon.sources.base import Output, Playback, Source
 from zeromon.sources.http_client import HttpClient, HttpError, Refused
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery, Store, decode_snapshot
-from zeromon.storage.step_history import Series
+from zeromon.storage.step_history.rows import Series
 
 _TIMEOUT_SECONDS = 5
 _MAX_BYTES = 256 << 20

@@ -29,8 +29,10 @@ from zeromon.ring import paths, slices
 from zeromon.ring.files import replacing_file
 from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot, Severity
 from zeromon.snapshot.step import Lanes
-from zeromon.storage import step_history
 from zeromon.storage.run_store import DEPTH, WHOLE_RUN, StepQuery, decode_snapshot, encode_snapshot
+from zeromon.storage.step_history.queries import last_steps_before, series_of_steps
+from zeromon.storage.step_history.rows import Row, Series, step_of
+from zeromon.storage.step_history.writer import Writer as StepWriter
 
 MAGIC = b"ZMMOMT\0\1"
 SEGMENT_MOMENTS = 256
@@ -177,9 +179,8 @@ def segment_paths(folder: Path) -> list[Path]:
         if not _NAME.fullmatch(path.name):
             continue
         first_number, last_number = _segment_numbers(path)
-        while (
-            files and _segment_numbers(files[-1])[0] >= first_number
-        ):  # names sort by first, then last: a wider one
+        # Names sort by first, then last: a wider one
+        while files and _segment_numbers(files[-1])[0] >= first_number:
             files.pop()
         if not files or _segment_numbers(files[-1])[1] < last_number:
             files.append(path)
@@ -281,12 +282,12 @@ class Record:
         self._fd = -1
         self._last_wall = 0.0
         self._shown = {(f.rule, f.rank): (_finding_state(f), f) for f in standing_findings(folder)}
-        self._steps: step_history.Writer | None = None
+        self._steps: StepWriter | None = None
         self._moments: Writer | None = None
         try:
             self._fd = paths.open_private_folder(folder, DEPTH)
             self._folder = paths.path_by_descriptor(self._fd)
-            self._steps = step_history.Writer(self._folder / _HISTORY)
+            self._steps = StepWriter(self._folder / _HISTORY)
             self._moments = Writer(self._folder / _MOMENTS)
         except _CANNOT as error:
             self._stop_writing(error)
@@ -307,7 +308,7 @@ class Record:
             os.close(self._fd)
             self._fd = -1
 
-    def keep(self, rows: Sequence[step_history.Row]) -> None:
+    def keep(self, rows: Sequence[Row]) -> None:
         """Appends steps to the history."""
         if self._steps is not None:
             try:
@@ -407,18 +408,18 @@ class Past:
                 "It ended too soon, or its record is of an older zeromon.",
             )
         shift = round(snapshot.taken_wall * 1e9) - snapshot.taken_ns
-        steps = step_history.last_steps_before(
+        steps = last_steps_before(
             self._folder / _HISTORY, round(snapshot.taken_wall * 1e6), RECENT_STEPS
         )
         ranks = [
-            rank.with_recent(step_history.step_of(row, shift) for row in steps.get(rank.rank, ()))
+            rank.with_recent(step_of(row, shift) for row in steps.get(rank.rank, ()))
             for rank in snapshot.ranks
         ]
         return replace(snapshot, run=self._folder.name, ranks=tuple(ranks))
 
-    def series(self, query: StepQuery = WHOLE_RUN) -> step_history.Series:
-        """The steps that *query* selects; see :func:`zeromon.storage.step_history.series_of_steps`."""
-        return step_history.series_of_steps(self._folder / _HISTORY, query)
+    def series(self, query: StepQuery = WHOLE_RUN) -> Series:
+        """The steps that *query* selects: ``series_of_steps`` of step_history."""
+        return series_of_steps(self._folder / _HISTORY, query)
 
     def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:
         """The last *steps* steps as spans, from the rings on this node and those in the record."""

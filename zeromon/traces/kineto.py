@@ -436,10 +436,8 @@ def read_host_step(
         raise TraceError(f"{path} has no profiler step", "torch.profiler marks them at step().")
     matches = [host_step for host_step in steps if step in (None, host_step.step)]
     if not matches:
-        lowest, highest = (
-            min(host_step.step for host_step in steps),
-            max(host_step.step for host_step in steps),
-        )
+        lowest = min(host_step.step for host_step in steps)
+        highest = max(host_step.step for host_step in steps)
         extent = f"step {lowest}" if lowest == highest else f"steps {lowest} to {highest}"
         raise TraceError(f"{path} has no profiler step {step}", f"It has {extent}.")
     host = sorted(matches, key=lambda host_step: host_step.end_ns - host_step.start_ns)[
@@ -482,11 +480,9 @@ def _read_sync(event: Event) -> Sync:
         args = _SYNCS.decode(event.args)
     except UNREADABLE:
         args = _Sync()
-    device, stream, record = (
-        _whole_number(args.device),
-        _whole_number(args.stream, -1),
-        _whole_number(args.record, -1),
-    )
+    device = _whole_number(args.device)
+    stream = _whole_number(args.stream, -1)
+    record = _whole_number(args.record, -1)
     waits_on = device, _whole_number(args.waits_on, -1)
     return Sync(event.name, _whole_number(args.correlation, -1), (device, stream), waits_on, record)
 

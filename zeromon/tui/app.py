@@ -22,6 +22,7 @@ from zeromon.snapshot.focus import nearest_oom
 from zeromon.snapshot.levels import Severity
 from zeromon.sources.base import Source
 from zeromon.storage.run_store import Store
+from zeromon.tui import feed
 from zeromon.tui.columns import (
     WHOLE_RUN,
     WINDOWS,
@@ -32,19 +33,6 @@ from zeromon.tui.columns import (
     svg_without_fonts,
 )
 from zeromon.tui.event_log import LogEntry, Mark, Marks
-from zeromon.tui.feed import (
-    Choices,
-    Feed,
-    ObservedRun,
-    Playhead,
-    Reconnect,
-    RunChoice,
-    SnapshotArrived,
-    SourceFailed,
-    fold_feed_message,
-    list_run_choices,
-    seconds_per_stride,
-)
 from zeromon.tui.line import clean
 from zeromon.tui.plots import Trends, steps_by_rank, telling_ranks
 from zeromon.tui.screens.communication import Communication
@@ -138,12 +126,12 @@ class ZeromonApp(App[int]):
 
     def _open(self, source: Source) -> None:
         """Turns to the run of *source*; forgets everything about another run."""
-        reconnect: Reconnect | None = None
+        reconnect: feed.Reconnect | None = None
         if self._reconnect is not None and source.relocatable:
             reconnect = partial(self._reconnect, source.run)
-        self._head = Playhead(source)
-        self._feed = Feed(self._head, self.post_message, self._every_seconds, reconnect)
-        self._known: ObservedRun | None = None
+        self._head = feed.Playhead(source)
+        self._feed = feed.Feed(self._head, self.post_message, self._every_seconds, reconnect)
+        self._known: feed.ObservedRun | None = None
         self._judged: Verdict | None = None
         self._marks = Marks(None)
         self._was_live = False
@@ -171,11 +159,11 @@ class ZeromonApp(App[int]):
 
     # ---- messages ---------------------------------------------------------------------------------
 
-    def on_snapshot_arrived(self, message: SnapshotArrived) -> None:
+    def on_snapshot_arrived(self, message: feed.SnapshotArrived) -> None:
         """Shows the snapshot, and adds what has changed to the log."""
         if message.head is not self._head:
             return
-        previous, state = self._known, fold_feed_message(self._known, message)
+        previous, state = self._known, feed.fold_feed_message(self._known, message)
         # After a failure, the same snapshot is drawn again: the warning in the first line must go
         if state is previous and not self.trouble:
             return
@@ -213,7 +201,7 @@ class ZeromonApp(App[int]):
         elif not run.ended:
             self._was_live = True
 
-    def on_source_failed(self, message: SourceFailed) -> None:
+    def on_source_failed(self, message: feed.SourceFailed) -> None:
         """Shows why there is no newer snapshot."""
         is_over = message.is_gone and self._known is not None
         self.trouble = "the run has ended: zeromon report" if is_over else message.reason
@@ -278,7 +266,7 @@ class ZeromonApp(App[int]):
             return
         span = self.model.span
         shown_wall = self._head.wall if self._head.wall is not None else self.model.run.taken_wall
-        if not self._head.move(shown_wall, steps * seconds_per_stride(span), span):
+        if not self._head.move(shown_wall, steps * feed.seconds_per_stride(span), span):
             self.notify("this run has no record to go back in", severity="warning")
         self._moved()
 
@@ -444,13 +432,15 @@ class ZeromonApp(App[int]):
 
     def action_runs(self) -> None:
         """Opens the list of this machine's runs."""
-        self._start_in_thread(lambda: self.post_message(Choices(list_run_choices(self._store))))
+        self._start_in_thread(
+            lambda: self.post_message(feed.Choices(feed.list_run_choices(self._store)))
+        )
 
-    def on_choices(self, message: Choices) -> None:
+    def on_choices(self, message: feed.Choices) -> None:
         """Shows the list of runs."""
         self.push_screen(Runs(message.runs), self._switch_to_run)
 
-    def _switch_to_run(self, choice: RunChoice | None) -> None:
+    def _switch_to_run(self, choice: feed.RunChoice | None) -> None:
         if choice is None:
             return
         try:

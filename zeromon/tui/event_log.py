@@ -80,9 +80,8 @@ def _rank_events(previous: RunSnapshot | None, run: RunSnapshot) -> _Events:
         yield f"{verb} {_rank_list(fresh)}, {fresh[0].strategy} on {run.node}", ""
     ranks_by_fact: dict[str, list[RankSnapshot]] = {}
     for rank in run.ranks:
-        if (
-            rank.status.ended or rank.agent.errors or rank.agent.dropped or rank.agent.unseen
-        ):  # most ranks have nothing to report
+        # Most ranks have nothing to report
+        if rank.status.ended or rank.agent.errors or rank.agent.dropped or rank.agent.unseen:
             for fact in _rank_messages(old.get(rank.rank), rank):
                 ranks_by_fact.setdefault(fact, []).append(rank)
     for fact, ranks in ranks_by_fact.items():

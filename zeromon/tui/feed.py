@@ -15,7 +15,7 @@ from zeromon.sources.base import SPEEDS, Output, Playback, Source
 from zeromon.sources.live import LiveSource, runs_of_node
 from zeromon.sources.replay import StoreSource
 from zeromon.storage.run_store import StepQuery, Store
-from zeromon.storage.step_history import Series
+from zeromon.storage.step_history.rows import Series
 from zeromon.tui.event_log import LogEntry, events_between_snapshots, opening_entries
 from zeromon.tui.line import clean
 
@@ -336,7 +336,13 @@ def fold_feed_message(state: ObservedRun | None, message: SnapshotArrived) -> Ob
         return ObservedRun(
             last=message, moment=message.moment, first=run, opening=opening_entries(run, past or ()),
         )  # fmt: skip
-    if _has_nothing_new(state, message):
+    if (
+        _snapshot_identity(state.last.newest) == _snapshot_identity(message.newest)
+        and _snapshot_identity(state.moment) == _snapshot_identity(message.moment)
+        and state.last.span == message.span
+        and state.last.series is message.series
+        and state.last.past is message.past
+    ):
         return state
     start = state.opening
     if state.last.past is None and past is not None:
@@ -347,16 +353,6 @@ def fold_feed_message(state: ObservedRun | None, message: SnapshotArrived) -> Ob
     news = (*state.news, *fresh)[-_MAX_ENTRIES:]
     moment = message.moment
     return replace(state, last=message, moment=moment, opening=start, news=news, fresh=fresh)
-
-
-def _has_nothing_new(state: ObservedRun, message: SnapshotArrived) -> bool:
-    return (
-        _snapshot_identity(state.last.newest) == _snapshot_identity(message.newest)
-        and _snapshot_identity(state.moment) == _snapshot_identity(message.moment)
-        and state.last.span == message.span
-        and state.last.series is message.series
-        and state.last.past is message.past
-    )
 
 
 def _snapshot_identity(run: RunSnapshot | None) -> tuple[float, int, bool] | None:

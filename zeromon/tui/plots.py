@@ -10,7 +10,8 @@ from zeromon.readout import charts
 from zeromon.readout.charts import FAR, ChartSpec, Forecast, Read
 from zeromon.readout.figures import BYTES, RATIO
 from zeromon.snapshot import RankSnapshot, StepSummary
-from zeromon.storage.step_history import LEAST, MEDIAN, MOST, NAMES, Series, step_of as summary_of
+from zeromon.storage.step_history.queries import LEAST, MEDIAN, MOST
+from zeromon.storage.step_history.rows import NAMES, Series, step_of as summary_of
 from zeromon.tui.columns import WHOLE_RUN, DisplayOptions, format_three_digits, nice_ceiling
 from zeromon.tui.drawing import Curve, Plot
 

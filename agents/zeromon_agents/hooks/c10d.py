@@ -450,10 +450,8 @@ class Collectives:
                 self.count(group.id, Op.BROADCAST, nbytes, 0)
                 continue
             head_word, at = context.head_word, group.id | context.unit
-            start, took = (
-                began_ns + (end_ns - began_ns) * number // calls,
-                (end_ns - began_ns) // calls,
-            )
+            start = began_ns + (end_ns - began_ns) * number // calls
+            took = (end_ns - began_ns) // calls
             issued = pack_head(Kind.ISSUED, Op.BROADCAST) | head_word
             context.ring.write(start, issued, at, nbytes, sequence, 0, context.engine)
             entry = [pack_head(0, Op.BROADCAST) | head_word, at, nbytes, start, sequence, 0, None, 0]

@@ -125,7 +125,10 @@ class Fsdp1(Backend):
         for fqn, module in root.named_modules():
             handle = getattr(module, "_handle", None)
             if handle is not None:
-                self._fqns[id(handle)] = unwrapped_name(fqn)
+                # Without FSDP's wrappers; (root) for the outermost module
+                self._fqns[id(handle)] = (
+                    ".".join(p for p in fqn.split(".") if p and p != "_fsdp_wrapped_module") or "(root)"
+                )
 
 
 def strategy_of(root: Any) -> Strategy:
@@ -153,8 +156,3 @@ def _unsharded_bytes(handle: Any) -> int:
     flat = handle.flat_param
     dtype = getattr(handle, "_fwd_bwd_param_dtype", None) or flat.dtype
     return int(math.prod(getattr(flat, "_unpadded_unsharded_size", flat.shape)) * dtype.itemsize)
-
-
-def unwrapped_name(fqn: str) -> str:
-    """Returns *fqn* without FSDP's wrappers; ``(root)`` for the outermost module."""
-    return ".".join(p for p in fqn.split(".") if p and p != "_fsdp_wrapped_module") or "(root)"

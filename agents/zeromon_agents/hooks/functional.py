@@ -404,10 +404,8 @@ class Functional:
             if context.mode != ON:
                 self._collectives.count(group.id, op, nbytes, dtype)
                 continue
-            head_word, at = (
-                pack_head(0, op, flags=Flag.ASYNC) | context.head_word,
-                group.id | context.unit,
-            )
+            head_word = pack_head(0, op, flags=Flag.ASYNC) | context.head_word
+            at = group.id | context.unit
             now_ns, sequence = time.monotonic_ns(), -group.point_to_point
             context.ring.write(now_ns, head_word | _ISSUED, at, nbytes, sequence, dtype, context.engine)
             entry: Entry = [head_word, at, nbytes, now_ns, sequence, 0, None, 0]

@@ -141,7 +141,12 @@ def _complete_sizes(
     sizes["blocks"] = longest_blocks(module, handles)
     sizes.update(matrix_facts(module, handles, sizes["blocks"][0]))
     sizes["buffer_bytes"] = sum(map(_buffer_nbytes, module.buffers()))
-    sizes["recomputes"] = has_checkpointing(module)
+    # torch's wrapper for activation checkpointing, or transformers' switch
+    sizes["recomputes"] = any(
+        type(child).__name__ == "CheckpointWrapper"
+        or getattr(child, "gradient_checkpointing", False) is True
+        for child in module.modules()
+    )
     mine = {id(p) for p in module.parameters()}
     for optimizer in optimizers:
         groups_of = getattr(optimizer, "param_groups", ())
@@ -170,15 +175,6 @@ def longest_blocks(module: Any, handles: Sequence[Any] = ()) -> list[int]:
     if longest is None or len(longest) < 2:
         return [0, 0]
     return [len(longest), max(map(layer_numel, longest))]
-
-
-def has_checkpointing(module: Any) -> bool:
-    """Returns whether *module* has activation checkpointing: torch's wrapper or transformers' switch."""
-    return any(
-        type(child).__name__ == "CheckpointWrapper"
-        or getattr(child, "gradient_checkpointing", False) is True
-        for child in module.modules()
-    )
 
 
 def _whole_numel(param: Any) -> int:

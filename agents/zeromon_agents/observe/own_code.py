@@ -90,16 +90,13 @@ class OwnCode:
             communicates = communicates or "/torch/distributed/" in code.co_filename
             in_loop = code in self._loop
             if not any(marker in code.co_filename for marker in INSTALLED):
-                is_own = in_loop or self._is_below_loop(frame)
+                is_own = in_loop or any(outer.f_code in self._loop for outer in frames_outwards(frame))
                 return Line(_frame_place(frame), communicates) if is_own else None
             if library is None and (in_loop or _is_package(code)):
                 library = frame
             if in_loop:
                 return Line(_frame_place(library or frame), communicates)
         return None
-
-    def _is_below_loop(self, frame: FrameType) -> bool:
-        return any(outer.f_code in self._loop for outer in frames_outwards(frame))
 
     def _send(self) -> None:
         """Writes the counts when they say more than before: each record stays in the name table."""

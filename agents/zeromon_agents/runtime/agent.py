@@ -120,7 +120,7 @@ class Agent:
         self.allocator, self.host = Allocator(context), Host(context)
         self.own_code = OwnCode(context)
         self.loading = Loading(self.guard, self.ring.path, self._is_training)
-        self._write_loading = self.guard.guarded(self._emit_loading)
+        self._write_loading = self.guard.guarded(lambda: self.loading.write(self.context.emit))
         self.stall_detector = StallDetector(
             context, self.collectives, self.models.evaluates, attached=attachment is not None
         )
@@ -162,7 +162,7 @@ class Agent:
     def start(self) -> None:
         """Installs every hook; a hook on a module that is not loaded follows after its import."""
         self._write_rank_metadata()
-        self.guard.guarded(self._write_hook_cost)()
+        self.guard.guarded(lambda: self.context.add_metadata(**measure_hook_cost()._asdict()))()
         # Before the hooks: the base of these groups is what they have issued until here
         self.collectives.register_groups(existed=True)
         self.guard.on_limit = self.pause
@@ -221,9 +221,6 @@ class Agent:
         self.ring.close()
         return kept_names
 
-    def _emit_loading(self) -> None:
-        self.loading.write(self.context.emit)
-
     def _is_training(self) -> bool:
         """Returns whether a batch that is made now is one of training."""
         return self.context.mode != OFF and not self.steps.evaluation.is_open
@@ -253,9 +250,6 @@ class Agent:
             restarts=first_number(("TORCHELASTIC_RESTART_COUNT",), 0),
             job=_launcher_job_id(),
         )
-
-    def _write_hook_cost(self) -> None:
-        self.context.add_metadata(**measure_hook_cost()._asdict())
 
     def _write_device_metadata(self, *, training: bool) -> None:
         """Writes once which device the rank uses; the heartbeat may not know it."""

@@ -39,10 +39,8 @@ HELD_NS is how long the issuing call took, or -1 for a synchronous collective on
 to its end."""
 
 
-_PHASE_WORDS, _AHEAD_WORD = (
-    [pack_head(0, phase=phase) for phase in Phase],
-    pack_head(0, flags=Flag.AHEAD),
-)
+_PHASE_WORDS = [pack_head(0, phase=phase) for phase in Phase]
+_AHEAD_WORD = pack_head(0, flags=Flag.AHEAD)
 
 
 _Fields = Callable[[int, int, int, int, int, int, int, int, int, int, int], None]

@@ -12,19 +12,10 @@ from zeromon.readout.charts import role_bands
 from zeromon.readout.text import UNATTRIBUTED_NAMES
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import first_counted, nearest_oom
-from zeromon_dashboard import plotly_figures
+from zeromon_dashboard import plotly_figures, widgets
 from zeromon_dashboard.charts import empty_figure
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
-from zeromon_dashboard.widgets import (
-    card_parts,
-    card_row,
-    drawn_charts,
-    figure_card,
-    graph_panel,
-    risk_card,
-    two_columns,
-)
 
 
 def content(view: Known) -> Page:
@@ -36,21 +27,21 @@ def content(view: Known) -> Page:
     peaks = plotly_figures.unit_peaks_figure(counted) if counted else None
     return Page(
         {
-            **card_parts(risk_card(view.chosen), *_fragmentation_cards(rank)),
+            **widgets.card_parts(widgets.risk_card(view.chosen), *_fragmentation_cards(rank)),
             "roles": {"figure": roles or empty_figure("Memory by role: no census has been taken yet")},
             "within": {"figure": peaks or empty_figure("Peaks by unit: nothing is on a device")},
             "rests": {"children": _unattributed_memory_text(counted)},
         },
-        drawn_charts(view, "memory"),
+        widgets.drawn_charts(view, "memory"),
     )
 
 
 def skeleton(props: Parts, _: Route) -> list[Any]:
     """The components that the content goes into."""
     return [
-        card_row(props),
-        graph_panel("memory", props),
-        two_columns(graph_panel("roles", props), graph_panel("within", props)),
+        widgets.card_row(props),
+        widgets.graph_panel("memory", props),
+        widgets.two_columns(widgets.graph_panel("roles", props), widgets.graph_panel("within", props)),
         dcc.Loading(html.Div(id="roles-over"), delay_show=300, type="dot"),
         dmc.Text(id="rests", size="sm", c="dimmed", **props["rests"]),
     ]
@@ -61,7 +52,7 @@ def over_the_record(snapshots: Iterable[RunSnapshot], rank: int) -> Any:
     bands = role_bands(snapshots, rank)
     if bands is None:
         return None
-    return graph_panel(
+    return widgets.graph_panel(
         "roles-chart", {"roles-chart": {"figure": plotly_figures.role_bands_figure(bands)}}
     )
 
@@ -89,7 +80,7 @@ def _fragmentation_cards(rank: RankSnapshot | None) -> list[Any]:
             ("Fragmentation", slack, f"reserved, not allocated; {split}; {retries}; "),
         ]
     return [
-        figure_card(name, human_bytes(nbytes), f"{note}rank {rank.rank}")
+        widgets.figure_card(name, human_bytes(nbytes), f"{note}rank {rank.rank}")
         for name, nbytes, note in figures_of
     ]
 

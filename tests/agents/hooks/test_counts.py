@@ -21,7 +21,7 @@ from zeromon.readout.throughput import flops_per_token, mfu_of_run, samples_per_
 from zeromon.ring import slices
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot.noise import Estimate
-from zeromon.storage.step_history import frame_of_steps, readable_segment_tables
+from zeromon.storage.step_history.queries import frame_of_steps, readable_segment_tables
 
 STEPS = 12
 FSDP2 = pytest.param("fsdp2", marks=pytest.mark.fsdp2)

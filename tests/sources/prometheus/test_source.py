@@ -28,7 +28,7 @@ from zeromon.sources.prometheus import client, history, reader, source as source
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.source import PrometheusSource, find_listed_runs, runs_of
 from zeromon.storage.run_store import StepQuery, Store
-from zeromon.storage.step_history import LEAST, MEDIAN, MOST
+from zeromon.storage.step_history.queries import LEAST, MEDIAN, MOST
 
 pytestmark = needs_prometheus
 

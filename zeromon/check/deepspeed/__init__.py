@@ -11,7 +11,7 @@ CHECKS: tuple[Check, ...] = (
     fields.unknown_names, fields.wrong_values, fields.deprecated_names, fields.unknown_optimizer,
     fields.unknown_scheduler, fields.hjson_file, fields.unfilled_autos,
     conflicts.duplicate_keys, conflicts.two_precisions, conflicts.two_names, conflicts.stage_conflicts,
-    conflicts.bf16_needs, conflicts.no_effect, conflicts.gradient_types, conflicts.scheduler_rate,
+    conflicts.no_effect, conflicts.gradient_types, conflicts.scheduler_rate,
     conflicts.dead_paths, conflicts.batch_size, conflicts.missing_batch, conflicts.batch_product,
     conflicts.save_without_gather,
     performance.fp32_gradients, performance.overlap_comm, performance.bucket_size,

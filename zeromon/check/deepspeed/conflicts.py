@@ -1,12 +1,13 @@
 """Checks of settings that contradict each other, or have no effect."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from zeromon.check.deepspeed.fields import ZERO, fills_autos, precision_of, stage_of
 from zeromon.check.problem import (
     AUTO,
+    NAMES,
     Config,
     Machine,
     Path,
@@ -16,29 +17,13 @@ from zeromon.check.problem import (
     without_effect,
 )
 
-_ONLY_STAGE_3 = (
-    "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
-    "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
-    "stage3_gather_16bit_weights_on_model_save", "stage3_module_granularity_threshold",
-    "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential", "prefetch_bucket_size",
-    "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters",
-    "max_reuse_distance", "gather_16bit_weights_on_model_save", "sub_group_size", "offload_param",
-    "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
-    "memory_efficient_linear",
-)  # fmt: skip
+_ONLY_STAGE_3: Sequence[str] = NAMES["deepspeed"]["only_stage_3"]
 """Settings that DeepSpeedEngine._configure_zero_optimizer passes to the stage 3 optimizer alone."""
 
-_ONLY_STAGES_1_AND_2 = (
-    "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "ignore_unused_parameters",
-    "round_robin_gradients", "parameter_alignment",
-)  # fmt: skip
+_ONLY_STAGES_1_AND_2: Sequence[str] = NAMES["deepspeed"]["only_stages_1_and_2"]
 """Settings that the same method passes to the optimizer of stages 1 and 2 alone."""
 
-_NOT_STAGE_0 = (
-    "reduce_bucket_size", "overlap_comm", "reduce_scatter", "contiguous_gradients",
-    "allgather_partitions", "use_multi_rank_bucket_allreduce", "ignore_unused_parameters",
-    "round_robin_gradients", "parameter_alignment",
-)  # fmt: skip
+_NOT_STAGE_0: Sequence[str] = NAMES["deepspeed"]["not_stage_0"]
 
 _NEED_ZERO = (
     ("fp16", "fp16_master_weights_and_grads"),
@@ -80,36 +65,25 @@ def two_names(config: Config, _: Machine) -> Iterator[Problem]:
 
 
 def stage_conflicts(config: Config, _: Machine) -> Iterator[Problem]:
-    """Yields settings that DeepSpeed refuses at the ZeRO stage of *config*."""
+    """Yields settings that DeepSpeed refuses at the ZeRO stage of *config*, or beside others in bf16."""
     stage = stage_of(config)
     if stage is None:
         return
     ratio = config.number(ZERO, "offload_optimizer", "ratio")
     if ratio is not None and ratio < 1 and stage < 3:
-        path: Path = (ZERO, "offload_optimizer", "ratio")
         message = f"a part of the optimizer is offloaded only at stage 3, and this is stage {stage}"
-        yield config.problem("ZM105", "error", path, message, config.write("ratio", 1.0))
+        yield config.change("ZM105", "error", (ZERO, "offload_optimizer", "ratio"), message, 1.0)
     if config.is_on(ZERO, "compute_grad_norm") is False and stage not in (1, 2):
         path = (ZERO, "compute_grad_norm")
         message = f"compute_grad_norm can be off only at stages 1 and 2, and this is stage {stage}"
         yield config.problem("ZM105", "error", path, message, "remove compute_grad_norm")
     if str(config.get("gradient_allreduce_op", default="")).lower() == "sum" and stage == 3:
-        path = ("gradient_allreduce_op",)
         message = "gradients cannot be summed at stage 3"
-        yield config.problem(
-            "ZM105", "error", path, message, config.write("gradient_allreduce_op", "mean")
-        )
+        yield config.change("ZM105", "error", ("gradient_allreduce_op",), message, "mean")
     for section, name in _NEED_ZERO:
         if config.is_on(section, name) and not stage:
             message = f"{name} needs ZeRO stage 1, 2 or 3, and this is stage 0"
-            fix = config.write(name, False)
-            yield config.problem("ZM105", "error", (section, name), message, fix)
-
-
-def bf16_needs(config: Config, _: Machine) -> Iterator[Problem]:
-    """Yields optimizer states in bf16 without master weights in bf16."""
-    if stage_of(config) is None:
-        return
+            yield config.change("ZM105", "error", (section, name), message, False)
     if config.is_on("bf16", "bf16_optimizer_states") and not is_on(
         config.get("bf16", "bf16_master_weights_and_grads")
     ):
@@ -136,8 +110,7 @@ def no_effect(config: Config, _: Machine) -> Iterator[Problem]:
     nvme = config.get(ZERO, "offload_optimizer", "device") == "nvme"
     if nvme and stage in (1, 2):
         message = f"at stage {stage} the optimizer goes to host memory: only stage 3 uses NVMe"
-        path = (ZERO, "offload_optimizer", "device")
-        yield config.problem("ZM106", "warning", path, message, config.write("device", "cpu"))
+        yield config.change("ZM106", "warning", (ZERO, "offload_optimizer", "device"), message, "cpu")
 
 
 def _has_value(config: Config, name: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from zeromon.check.problem import (
     AUTO,
+    NAMES,
     Config,
     Machine,
     Path,
@@ -213,8 +214,7 @@ def _out_of_range(config: Config) -> Iterator[Problem]:
             yield config.problem("ZM103", "error", (name,), message, f'a number, or "{AUTO}"')
         elif isinstance(value, str) and value != AUTO:  # compared as it is, and never equal
             message = f"{name} must be a number, not the text {_value_text(value)}"
-            fix = config.write(name, parse_whole(value))
-            yield config.problem("ZM103", "error", (name,), message, fix)
+            yield config.change("ZM103", "error", (name,), message, parse_whole(value))
     for name in ("communication_data_type", "seq_parallel_communication_data_type"):
         value = config.get(name)
         if value not in (None, AUTO) and str(value).lower() not in ("fp16", "bf16", "fp32"):
@@ -226,8 +226,7 @@ def _out_of_range(config: Config) -> Iterator[Problem]:
             if value is not None and value <= 0:
                 message = f"fp16.{name} must be more than 0 where the loss scale is dynamic"
                 default = {"loss_scale_window": 1000, "min_loss_scale": 1}[name]
-                fix = config.write(name, default)
-                yield config.problem("ZM103", "error", ("fp16", name), message, fix)
+                yield config.change("ZM103", "error", ("fp16", name), message, default)
 
 
 def deprecated_names(config: Config, _: Machine) -> Iterator[Problem]:
@@ -400,17 +399,7 @@ def precision_of(config: Config, name: str) -> bool | None:
     return None if value == AUTO else bool(is_on(value))
 
 
-_FILLED = frozenset((
-    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
-    "gradient_clipping", "fp16.enabled", "bf16.enabled", f"{ZERO}.stage",
-    *(f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_decay")),
-    *(f"scheduler.params.{name}" for name in (
-        "warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")),
-    *(f"{ZERO}.{name}" for name in (
-        "reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
-        "stage3_gather_16bit_weights_on_model_save", "offload_optimizer.device",
-        "offload_optimizer.nvme_path", "offload_param.device", "offload_param.nvme_path")),
-))  # fmt: skip
+_FILLED: Collection[str] = NAMES["deepspeed"]["filled"]
 """Settings whose "auto" is replaced, by HfTrainerDeepSpeedConfig or DeepSpeedPlugin."""
 
 HJSON_FIX = "remove comments and trailing commas, and quote keys with double quotes"

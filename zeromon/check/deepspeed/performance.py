@@ -195,8 +195,7 @@ def pinned_memory(config: Config, _: Machine) -> Iterator[Problem]:
         used = section.get("device") in ("cpu", "nvme")
         if used and is_on(section.get("pin_memory")) is False:
             message = f"{name} copies through pageable memory: slower, and without overlap"
-            path = (ZERO, name, "pin_memory")
-            yield config.problem("ZM502", "warning", path, message, config.write("pin_memory", True))
+            yield config.change("ZM502", "warning", (ZERO, name, "pin_memory"), message, True)
 
 
 def nvme_settings(config: Config, _: Machine) -> Iterator[Problem]:

@@ -58,15 +58,14 @@ def tiny_collectives(run: RunSnapshot) -> Iterable[Match]:
     moving = [row for row in small if row.op != "barrier" and row.unit]
     persistent = [row for row in moving if row.unit == PERSISTENT]
     fixed = _call_count(persistent) > 0.5 * _call_count(moving)
-    yield Match(
+    evidence = (
         f"{human_count(count)} collectives a step ({human_ratio(calls)}) move "
         f"{human_bytes(TINY_BYTES)} or less: {human_ratio(nbytes)} of the bytes, "
         f"{human_ratio(seconds)} of the time"
-        + (f"; {human_count(_call_count(persistent))} of them {_FIXED}" if fixed else ""),
-        rank.rank,
-        None if fixed else _fewer_calls(rank, moving),
-        waits=Waits(waits, _NOTICEABLE),
+        + (f"; {human_count(_call_count(persistent))} of them {_FIXED}" if fixed else "")
     )
+    remedy = None if fixed else _fewer_calls(rank, moving)
+    yield Match(evidence, rank.rank, remedy, waits=Waits(waits, _NOTICEABLE))
 
 
 _STACKED = (
@@ -87,22 +86,21 @@ def _script_all_reduces(rank: RankSnapshot) -> Match | None:
     params = rank.config.process.get("params_bytes", 0)
     # A wrapper reduces gradients itself: what the script averages beside it is something else
     averages = rank.sharding_strategy == Strategy() and 0 < AVERAGED * params <= nbytes
-    return Match(
+    evidence = (
         f"the script itself issues {human_count(calls)} all_reduces per step, of "
         f"{human_bytes(nbytes / calls)} each{f', mostly at {location}' if location else ''}: "
-        f"{human_ratio(share)} of a step waits for them",
-        rank.rank,
-        Remedy(
-            cause="each collective costs its latency, however small it is"
-            + ", and none runs beside backward" * averages,
-            dialect=ConfigFormat.PYTHON,
-            diff=_WRAPPED if averages else _STACKED,
-            **_MERGED.seconds(waits * (1 - 1 / calls)),
-            price="buckets of gradients beside the gradients" if averages else "none",
-            takes=Pool.DEVICE if averages else None,
-        ),
-        waits=Waits(share, _NOTICEABLE),
+        f"{human_ratio(share)} of a step waits for them"
     )
+    remedy = Remedy(
+        cause="each collective costs its latency, however small it is"
+        + ", and none runs beside backward" * averages,
+        dialect=ConfigFormat.PYTHON,
+        diff=_WRAPPED if averages else _STACKED,
+        **_MERGED.seconds(waits * (1 - 1 / calls)),
+        price="buckets of gradients beside the gradients" if averages else "none",
+        takes=Pool.DEVICE if averages else None,
+    )
+    return Match(evidence, rank.rank, remedy, waits=Waits(share, _NOTICEABLE))
 
 
 _FIXED = (
@@ -130,13 +128,9 @@ def _fewer_calls(rank: RankSnapshot, moving: Sequence[CollectiveStatsRow]) -> Re
     saved = waits * max(0.0, 1 - calls_left / calls) if calls else 0.0
     if not saved:
         return None
+    cause = "each collective costs its latency, however small it is"
     return Remedy(
-        cause="each collective costs its latency, however small it is",
-        dialect=larger.form,
-        diff=larger.diff,
-        **_MERGED.seconds(saved),
-        price=larger.price,
-        takes=Pool.DEVICE,
+        cause, larger.form, larger.diff, **_MERGED.seconds(saved), price=larger.price, takes=Pool.DEVICE
     )
 
 

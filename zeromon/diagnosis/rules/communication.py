@@ -90,21 +90,20 @@ def tensor_parallel_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     share = share_of_step(rank, waits)
     if share < MIN_SHARE:
         return
-    yield Match(
+    evidence = (
         f"{dimension.name} of {dimension.size} ranks spans {dimension.nodes} nodes, and its collectives "
-        f"wait {human_seconds(waits)} per step ({human_ratio(share)})",
-        rank.rank,
-        Remedy(
-            cause="every layer communicates in this dimension, and each call crosses the network",
-            dialect=ConfigFormat.PYTHON,
-            diff=f'+ init_device_mesh("{device_type(rank)}", (..., tp), '
-            f'mesh_dim_names=(..., "{dimension.name}"))'
-            "  # the last dimension, and not more than the ranks of a node",
-            **ACROSS_NODES.seconds(waits),
-            price="another dimension then crosses the nodes: one that communicates once a step",
-        ),
-        waits=Waits(share, AVOIDABLE),
+        f"wait {human_seconds(waits)} per step ({human_ratio(share)})"
     )
+    remedy = Remedy(
+        cause="every layer communicates in this dimension, and each call crosses the network",
+        dialect=ConfigFormat.PYTHON,
+        diff=f'+ init_device_mesh("{device_type(rank)}", (..., tp), '
+        f'mesh_dim_names=(..., "{dimension.name}"))'
+        "  # the last dimension, and not more than the ranks of a node",
+        **ACROSS_NODES.seconds(waits),
+        price="another dimension then crosses the nodes: one that communicates once a step",
+    )
+    yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))
 
 
 @rule("ZM301")
@@ -172,13 +171,10 @@ def _other_backend(rank: RankSnapshot) -> Remedy | None:
     hideable = min(
         rank.communication.exposed_seconds or 0.0, own_seconds(rank.steps.recent).get("backward", 0.0)
     )
-    return Remedy(
-        cause='"nccl" lets the compute stream wait as soon as DDP asks for the future of a bucket',
-        dialect=ConfigFormat.PYTHON,
-        diff=f'- init_process_group("nccl")\n+ init_process_group("{_ASYNC_BACKEND}")',
-        **_AT_MOST.seconds(hideable),
-        price="the backend that torch used by default until 2.14",
-    )
+    cause = '"nccl" lets the compute stream wait as soon as DDP asks for the future of a bucket'
+    diff = f'- init_process_group("nccl")\n+ init_process_group("{_ASYNC_BACKEND}")'
+    price = "the backend that torch used by default until 2.14"
+    return Remedy(cause, ConfigFormat.PYTHON, diff, **_AT_MOST.seconds(hideable), price=price)
 
 
 # ---- the bubble of a pipeline of stages ---------------------------------------------------------
@@ -211,13 +207,10 @@ def pipeline_bubble(run: RunSnapshot) -> Iterable[Match]:
 
 def _add_batches(row: PipelineRow, gain: float) -> Remedy:
     count = row.micro_batches
-    return Remedy(
-        cause="the pipeline fills and drains in every call of the schedule",
-        dialect=ConfigFormat.PIPELINE,
-        diff=f"- n_microbatches={count}\n+ n_microbatches={2 * count}",
-        **_AT_MOST.seconds(gain),
-        price="micro-batches of half the size, which a device may compute less efficiently",
-    )
+    cause = "the pipeline fills and drains in every call of the schedule"
+    diff = f"- n_microbatches={count}\n+ n_microbatches={2 * count}"
+    price = "micro-batches of half the size, which a device may compute less efficiently"
+    return Remedy(cause, ConfigFormat.PIPELINE, diff, **_AT_MOST.seconds(gain), price=price)
 
 
 def _new_split(row: PipelineRow, gain: float) -> Remedy:

@@ -66,20 +66,19 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
         return
     size = human_bytes(unsharded_bytes(rank))
     form, diff = _NO_SYNC[strategy.framework]
-    yield Match(
+    evidence = (
         f"each of {micro} micro-steps reduces its gradients: {human_seconds(exposed_seconds(grads))} a "
-        f"step, of which {human_seconds(saved)} ({human_ratio(share)}) are avoidable",
-        rank.rank,
-        Remedy(
-            cause="gradients are only needed when the optimizer steps",
-            dialect=form,
-            diff=diff,
-            **_SAVED_REDUCES.seconds(saved),
-            price="none" if is_whole else f"gradients stay unsharded between micro-steps ({size})",
-            takes=None if is_whole else Pool.DEVICE,
-        ),
-        waits=Waits(share, AVOIDABLE, is_needless=True),
+        f"step, of which {human_seconds(saved)} ({human_ratio(share)}) are avoidable"
     )
+    remedy = Remedy(
+        cause="gradients are only needed when the optimizer steps",
+        dialect=form,
+        diff=diff,
+        **_SAVED_REDUCES.seconds(saved),
+        price="none" if is_whole else f"gradients stay unsharded between micro-steps ({size})",
+        takes=None if is_whole else Pool.DEVICE,
+    )
+    yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE, is_needless=True))
 
 
 _BUCKETS_WANTED = 8
@@ -109,18 +108,13 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
         return  # it is set already: the parameters are too large for more buckets
     hideable = min(waits * (1 - 1 / count), own_seconds(rank.steps.recent).get("backward", 0.0))
     gained = predicted_gain(run, _HIDDEN_REDUCES, hideable, bucket_cap_bytes=round(cap * MIB))
-    yield Match(
+    evidence = (
         f"{human_bytes(total)} of gradients go in {len(buckets)} "
         f"bucket{'s' if len(buckets) > 1 else ''}: {human_seconds(waits)} per step "
-        f"({human_ratio(share)}) remain after backward",
-        rank.rank,
-        Remedy(
-            cause="a bucket is sent when its last gradient is ready, which is the end of backward",
-            dialect=ConfigFormat.DDP,
-            diff=f"- DistributedDataParallel(model)\n"
-            f"+ DistributedDataParallel(model, bucket_cap_mb={cap:.2g})",
-            **gained,
-            price=f"{count} all-reduces instead of {len(buckets)}",
-        ),
-        waits=Waits(share, AVOIDABLE),
+        f"({human_ratio(share)}) remain after backward"
     )
+    cause = "a bucket is sent when its last gradient is ready, which is the end of backward"
+    diff = f"- DistributedDataParallel(model)\n+ DistributedDataParallel(model, bucket_cap_mb={cap:.2g})"
+    price = f"{count} all-reduces instead of {len(buckets)}"
+    remedy = Remedy(cause, ConfigFormat.DDP, diff, **gained, price=price)
+    yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))

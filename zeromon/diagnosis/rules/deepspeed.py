@@ -80,22 +80,21 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
         f'- "{limit.setting}": {values[limit.setting]}\n+ "{limit.setting}": {limit.larger:.0f}'
         for limit in limits
     )
-    yield Match(
+    evidence = (
         f"{human_ratio(share)} of the gathered parameter bytes are requested only when they are needed; "
         f"waiting for them takes {human_ratio(waits)} of a step "
-        f"({', '.join(f'{setting} is {value}' for setting, value in values.items())})",
-        rank.rank,
-        Remedy(
-            cause=limits[0].cause,
-            dialect=ConfigFormat.DEEPSPEED,
-            diff="\n".join(diff_lines),
-            **_GATHERED_AHEAD.seconds(waits * (rank.steps.median_seconds or 0.0)),
-            price=f"up to {human_count(limits[-1].larger)} elements are gathered "
-            f"{'at once' if limits[-1].setting == _MAX_LIVE else 'ahead'}",
-            takes=Pool.DEVICE,
-        ),
-        waits=Waits(waits, _LATE_GATHERS),
+        f"({', '.join(f'{setting} is {value}' for setting, value in values.items())})"
     )
+    remedy = Remedy(
+        cause=limits[0].cause,
+        dialect=ConfigFormat.DEEPSPEED,
+        diff="\n".join(diff_lines),
+        **_GATHERED_AHEAD.seconds(waits * (rank.steps.median_seconds or 0.0)),
+        price=f"up to {human_count(limits[-1].larger)} elements are gathered "
+        f"{'at once' if limits[-1].setting == _MAX_LIVE else 'ahead'}",
+        takes=Pool.DEVICE,
+    )
+    yield Match(evidence, rank.rank, remedy, waits=Waits(waits, _LATE_GATHERS))
 
 
 class _Limit(NamedTuple):
@@ -198,20 +197,16 @@ def zero_plus_plus(run: RunSnapshot) -> Iterable[Match]:
     extra_bytes = unsharded_bytes(rank) // gathers.local_ranks
     if room_bytes(run, rank) < _ROOM * extra_bytes or not extra_bytes:
         return
-    yield Match(
-        gathers.text,
-        rank.rank,
-        Remedy(
-            cause=gathers.cause,
-            dialect=ConfigFormat.DEEPSPEED,
-            diff=f'+ "zero_hpz_partition_size": {gathers.local_ranks}'
-            + _QUANTIZED * (device_type(rank) == "cuda"),
-            **ACROSS_NODES.seconds(gathers.seconds),
-            price=f"{human_bytes(extra_bytes)} more on each rank",
-            takes=Pool.DEVICE,
-        ),
-        waits=Waits(gathers.share, AVOIDABLE),
+    remedy = Remedy(
+        cause=gathers.cause,
+        dialect=ConfigFormat.DEEPSPEED,
+        diff=f'+ "zero_hpz_partition_size": {gathers.local_ranks}'
+        + _QUANTIZED * (device_type(rank) == "cuda"),
+        **ACROSS_NODES.seconds(gathers.seconds),
+        price=f"{human_bytes(extra_bytes)} more on each rank",
+        takes=Pool.DEVICE,
     )
+    yield Match(gathers.text, rank.rank, remedy, waits=Waits(gathers.share, AVOIDABLE))
 
 
 # ---- overlap ----------------------------------------------------------------------------------------
@@ -239,21 +234,19 @@ def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
         diff_lines = ['- "reduce_scatter": false', '+ "reduce_scatter": true'] if is_off else []
         if stage < 3:  # without this, whole buckets are all-reduced there
             diff_lines.append(f"+ {_TO_EACH_RANK}")
-        yield Match(
-            f"gradients are all-reduced over {rank.world_size} ranks; each updates its own part",
-            rank.rank,
-            Remedy(
-                cause="reduce_scatter is off: a reduce-scatter sends half the bytes"
-                if is_off
-                else "whole buckets are all-reduced; a reduction to each rank sends half the bytes",
-                dialect=ConfigFormat.DEEPSPEED,
-                diff="\n".join(diff_lines),
-                effect=f"a rank sends {human_bytes(saved)} less each time that gradients are reduced"
-                if saved
-                else "half the bytes of the reduction",
-                price="more calls, and smaller ones" if stage < 3 else "none",
-            ),
+        evidence = f"gradients are all-reduced over {rank.world_size} ranks; each updates its own part"
+        remedy = Remedy(
+            cause="reduce_scatter is off: a reduce-scatter sends half the bytes"
+            if is_off
+            else "whole buckets are all-reduced; a reduction to each rank sends half the bytes",
+            dialect=ConfigFormat.DEEPSPEED,
+            diff="\n".join(diff_lines),
+            effect=f"a rank sends {human_bytes(saved)} less each time that gradients are reduced"
+            if saved
+            else "half the bytes of the reduction",
+            price="more calls, and smaller ones" if stage < 3 else "none",
         )
+        yield Match(evidence, rank.rank, remedy)
 
 
 def _waits_for_whole_buckets(rank: RankSnapshot) -> bool:
@@ -285,17 +278,16 @@ def overlap_comm_off(run: RunSnapshot) -> Iterable[Match]:
     if share < MIN_SHARE:
         return
     hideable = min(exposed_seconds(buckets), own_seconds(rank.steps.recent).get("backward", 0.0))
-    yield Match(
+    evidence = (
         f"reducing gradients waits {human_seconds(exposed_seconds(buckets))} per step "
-        f"({human_ratio(share)}), and overlap_comm is off",
-        rank.rank,
-        Remedy(
-            cause="buckets are reduced on the stream on which backward computes",
-            dialect=ConfigFormat.DEEPSPEED,
-            diff='- "overlap_comm": false\n+ "overlap_comm": true',
-            **_OVERLAPPED.seconds(hideable),
-            price="a second bucket of reduce_bucket_size elements",
-            takes=Pool.DEVICE,
-        ),
-        waits=Waits(share, AVOIDABLE),
+        f"({human_ratio(share)}), and overlap_comm is off"
     )
+    remedy = Remedy(
+        cause="buckets are reduced on the stream on which backward computes",
+        dialect=ConfigFormat.DEEPSPEED,
+        diff='- "overlap_comm": false\n+ "overlap_comm": true',
+        **_OVERLAPPED.seconds(hideable),
+        price="a second bucket of reduce_bucket_size elements",
+        takes=Pool.DEVICE,
+    )
+    yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))

@@ -57,20 +57,14 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
     if share < MIN_SHARE or hideable <= 0:
         return
     largest = max((row.nbytes for row in unit_rows(rank, "all_gather")), default=0)
-    yield Match(
+    evidence = (
         f"units all-gather parameters only on demand: {human_seconds(late)} per step "
-        f"({human_ratio(share)}) of exposed all-gathers",
-        rank.rank,
-        Remedy(
-            cause="no unit's all-gather is under way while another unit computes",
-            dialect=form,
-            diff=diff,
-            **_PREFETCHED.seconds(hideable),
-            price=f"one more unit is gathered at once ({human_bytes(largest)})",
-            takes=Pool.DEVICE,
-        ),
-        waits=Waits(share, AVOIDABLE),
+        f"({human_ratio(share)}) of exposed all-gathers"
     )
+    cause = "no unit's all-gather is under way while another unit computes"
+    price = f"one more unit is gathered at once ({human_bytes(largest)})"
+    remedy = Remedy(cause, form, diff, **_PREFETCHED.seconds(hideable), price=price, takes=Pool.DEVICE)
+    yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))
 
 
 def _prefetch_diff(rank: RankSnapshot) -> tuple[ConfigFormat, str]:
@@ -117,20 +111,14 @@ def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
     form, diff = _keep_gathered(strategy)
     change = {"stage": ZeroStage.GRADIENTS, "reshards": False}
     gained = predicted_gain(run, _NOT_GATHERED, exposed_seconds(repeats), **change)
-    yield Match(
+    evidence = (
         f"re-gathering parameters in backward costs {human_seconds(exposed_seconds(repeats))} per step "
-        f"({human_ratio(share)}); {human_bytes(room_bytes(run, rank))} per rank are free",
-        rank.rank,
-        Remedy(
-            cause=f"{_FREES[form]} frees parameters that backward needs soon after",
-            dialect=form,
-            diff=diff,
-            **gained,
-            price=f"all parameters stay gathered from forward to backward ({human_bytes(model_bytes)})",
-            takes=Pool.DEVICE,
-        ),
-        waits=Waits(share, AVOIDABLE),
+        f"({human_ratio(share)}); {human_bytes(room_bytes(run, rank))} per rank are free"
     )
+    cause = f"{_FREES[form]} frees parameters that backward needs soon after"
+    price = f"all parameters stay gathered from forward to backward ({human_bytes(model_bytes)})"
+    remedy = Remedy(cause, form, diff, **gained, price=price, takes=Pool.DEVICE)
+    yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))
 
 
 _FREES = {ConfigFormat.FSDP1: "FULL_SHARD", ConfigFormat.FSDP2: "reshard_after_forward"}
@@ -223,20 +211,16 @@ def full_shard_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     if room_bytes(run, rank) < _ROOM * extra or not extra:
         return
     form, diff = _within_nodes(rank, gathers.nodes, gathers.local_ranks)
-    yield Match(
-        gathers.text,
-        rank.rank,
-        Remedy(
-            cause=gathers.cause,
-            dialect=form,
-            diff=diff,
-            **ACROSS_NODES.seconds(gathers.seconds),
-            price=f"{human_bytes(extra)} more on each rank, and an all-reduce of gradients between "
-            "the nodes",
-            takes=Pool.DEVICE,
-        ),
-        waits=Waits(gathers.share, AVOIDABLE),
+    remedy = Remedy(
+        cause=gathers.cause,
+        dialect=form,
+        diff=diff,
+        **ACROSS_NODES.seconds(gathers.seconds),
+        price=f"{human_bytes(extra)} more on each rank, and an all-reduce of gradients between "
+        "the nodes",
+        takes=Pool.DEVICE,
     )
+    yield Match(gathers.text, rank.rank, remedy, waits=Waits(gathers.share, AVOIDABLE))
 
 
 def _within_nodes(rank: RankSnapshot, nodes: int, local: int) -> tuple[ConfigFormat, str]:

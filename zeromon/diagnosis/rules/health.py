@@ -8,18 +8,8 @@ from zeromon.diagnosis.rules.common import ASYNC_SAVE, OF_ITERABLE
 from zeromon.diagnosis.stalls import find_stalls, severity_of_pause, worst_stall
 from zeromon.diagnosis.stragglers import widest_drift
 from zeromon.fold.summarize import STARTS
+from zeromon.readout import text
 from zeromon.readout.ledger import Checkpoints, checkpoints_of, unsaved_text
-from zeromon.readout.text import (
-    consequence_text,
-    death_text,
-    doing,
-    error_of,
-    host_evidence,
-    left_text,
-    node_lost,
-    rough_time,
-    script_line,
-)
 from zeromon.readout.verdict import hang_text, named_ranks
 from zeromon.ring.strategy import Framework
 from zeromon.snapshot import (
@@ -56,12 +46,10 @@ def rank_died(run: RunSnapshot) -> Iterable[Match]:
 def _end_of(run: RunSnapshot, rank: RankSnapshot, roles: Mapping[int, DeathRole]) -> str:
     """How *rank* ended, and what that has to do with the ends of the others."""
     if has_left(rank):
-        return left_text(run, rank, roles)
-    cause = host_evidence(rank) if rank.status.ended == KILLED_FOR_MEMORY else ""
-    message = (
-        f"{error_of(rank)} after step {rank.steps.last_step}, {doing(rank)}{cause and f'; {cause}'}"
-    )
-    return message + consequence_text(run, rank, roles)
+        return text.left_text(run, rank, roles)
+    cause = text.host_evidence(rank) if rank.status.ended == KILLED_FOR_MEMORY else ""
+    message = f"{text.error_of(rank)} after step {rank.steps.last_step}, {text.doing(rank)}"
+    return message + (cause and f"; {cause}") + text.consequence_text(run, rank, roles)
 
 
 _SEVERITY_OF_DEATH = {
@@ -79,7 +67,7 @@ def restarted(run: RunSnapshot) -> Iterable[Match]:
         prior = failed[-1]
         lost_steps = [attempt.lost_steps for attempt in failed]
         lost = "n/a" if None in lost_steps else human_count(sum(filter(None, lost_steps)))
-        reason = death_text(prior.deaths[0]) if prior.deaths else "no rank is known to have failed"
+        reason = text.death_text(prior.deaths[0]) if prior.deaths else "no rank is known to have failed"
         yield Match(
             f"attempt {run.last_attempt}; attempt {prior.number} ended after"
             f" {human_count(prior.steps)} steps: {reason}; total steps lost: {lost}"
@@ -225,12 +213,12 @@ def stalled(run: RunSnapshot) -> Iterable[Match]:
     step = max(stall.rank.steps.last_step for stall in stalls) + 1
     lasts = f"no step has ended for {stalls[0].seconds:.0f} s"
     if run.ended:
-        lasts = f"stalled at step {human_count(step)} for {rough_time(stalls[0].seconds)}"
+        lasts = f"stalled at step {human_count(step)} for {text.rough_time(stalls[0].seconds)}"
     elif not any(stall.rank.steps.recent for stall in stalls):
         lasts = f"no step has ended since the start, {stalls[0].seconds:.0f} s ago"
     by_activity: dict[tuple[str, str], list[RankSnapshot]] = {}
     for stall in stalls:
-        by_activity.setdefault((stall.rank.status.pause, doing(stall.rank)), []).append(stall.rank)
+        by_activity.setdefault((stall.rank.status.pause, text.doing(stall.rank)), []).append(stall.rank)
     phrases = [_stalled_ranks_text(ranks, is_over=run.ended) for ranks in by_activity.values()]
     if len(phrases) > _MAX_STALL_PLACES:
         phrases[_MAX_STALL_PLACES:] = [f"and in {len(phrases) - _MAX_STALL_PLACES} other places"]
@@ -243,10 +231,10 @@ def _stalled_ranks_text(ranks: Sequence[RankSnapshot], *, is_over: bool) -> str:
     """``ranks 0, 1 are between phases, at t.py:32 in main``: of ranks that do the same."""
     head, names = ranks[0], named_ranks(sorted(rank.rank for rank in ranks))
     if head.status.pause and head.status.stack and head.status.pause != STARTS:
-        script_place = script_line(head.status.stack)
+        script_place = text.script_line(head.status.stack)
         return f"{names}{':' if ranks[1:] else ''} {head.status.pause} (at {script_place})"
     verb = ("were" if is_over else "are") if ranks[1:] else ("was" if is_over else "is")
-    return f"{names} {verb} {doing(head)}"
+    return f"{names} {verb} {text.doing(head)}"
 
 
 def _blamed_rank(hang: Hang) -> int:
@@ -261,7 +249,7 @@ def node_silent(run: RunSnapshot) -> Iterable[Match]:
         if node.silent:
             final = node.first_rank + node.ranks - 1
             ranks = f"ranks {node.first_rank} to {final}" if node.ranks > 1 else f"rank {final}"
-            yield Match(f"{node_lost(node)} ({ranks}): it is down, or the network to it is cut")
+            yield Match(f"{text.node_lost(node)} ({ranks}): it is down, or the network to it is cut")
 
 
 @rule("ZM011")

@@ -156,15 +156,13 @@ def cpu_starved(run: RunSnapshot) -> Iterable[Match]:
     remedy = _fewer_threads(rank, ranks, cpus)
     threads = rank.config.process.get("threads")
     note = f"; already uses only {threads} compute thread{'s' * (threads > 1)}" if threads else ""
-    yield Match(
+    evidence = (
         "main thread was runnable but waited for a CPU for "
         f"{human_ratio(rank.machine.pressure.minute_cpu_wait_ratio)} of the last minute"
         f"{_cpu_users_text(run) or shared}{note if remedy is None else ''}; "
-        "other findings exclude this wait",
-        rank.rank,
-        remedy,
-        CPU_WAIT.severity_of_cost(_cpu_wait(rank)),
+        "other findings exclude this wait"
     )
+    yield Match(evidence, rank.rank, remedy, CPU_WAIT.severity_of_cost(_cpu_wait(rank)))
 
 
 def _cpu_wait(rank: RankSnapshot) -> float:
@@ -253,13 +251,11 @@ def slow_link(run: RunSnapshot) -> Iterable[Match]:
         best_rate = max((r.best_busbw_bytes_per_second for r in large), default=0.0)
         share = share_of_step(rank, exposed_seconds(large))
         if peak and best_rate and best_rate < _SLOW * peak and share >= MIN_SHARE:
-            yield Match(
+            evidence = (
                 f"the fastest large collective reaches {human_ratio(best_rate / peak)} of what "
-                f"{kind} can do, and {human_ratio(share)} of a step waits for them",
-                rank.rank,
-                _NAME_THE_PATH,
-                waits=Waits(share, AVOIDABLE),
+                f"{kind} can do, and {human_ratio(share)} of a step waits for them"
             )
+            yield Match(evidence, rank.rank, _NAME_THE_PATH, waits=Waits(share, AVOIDABLE))
 
 
 _NAME_THE_PATH = Remedy(
@@ -293,14 +289,12 @@ def launch_bound(run: RunSnapshot) -> Iterable[Match]:
     device = rank.machine.device
     used = "" if device is None else f"; kernels ran for {human_ratio(device.utilization_ratio)}"
     if share >= MIN_SHARE and rank.steps.watched_steps >= MIN_STEPS:
-        yield Match(
+        evidence = (
             f"the host sets the pace{scope} in {human_ratio(share)} of a step "
             f"({human_seconds(pacing.starved_seconds)}): the device ends each phase right behind it; "
-            f"to enqueue takes {launch_text(pacing.launch_seconds)}{used}",
-            blamed,
-            _ENQUEUE_LESS,
-            waits=Waits(share, AVOIDABLE, blamed),
+            f"to enqueue takes {launch_text(pacing.launch_seconds)}{used}"
         )
+        yield Match(evidence, blamed, _ENQUEUE_LESS, waits=Waits(share, AVOIDABLE, blamed))
 
 
 def _why_few_kernels(rank: RankSnapshot) -> str:

@@ -70,23 +70,22 @@ def garbage_collection(run: RunSnapshot) -> Iterable[Match]:
     rank_mean, together = costs[rank.rank], sum(costs.values())
     if together < AVOIDABLE.warning * step_seconds:
         return
-    yield Match(
+    evidence = (
         f"Python's garbage collector stops the training thread in {len(pauses)} of the last "
         f"{len(steps)} steps, for {human_seconds(max(pauses) / 1e9)} at most; the collections of all "
-        f"ranks take {human_seconds(together)} per step ({human_ratio(together / step_seconds)})",
-        rank.rank,
-        Remedy(
-            cause="many objects live, and ranks that collect at different steps wait for each other",
-            dialect=ConfigFormat.PYTHON,
-            diff="+ gc.collect(); gc.freeze(); gc.disable()  # before the loop\n"
-            f"+ if step % {_EVERY} == 0: gc.collect(1)  # in the loop, at the same step of all ranks",
-            gain_low_seconds=_TOGETHER.low * rank_mean,
-            gain_high_seconds=_TOGETHER.high * together,
-            price="memory of reference cycles is freed later",
-            takes=Pool.HOST,
-        ),
-        waits=Waits(together / step_seconds, AVOIDABLE),
+        f"ranks take {human_seconds(together)} per step ({human_ratio(together / step_seconds)})"
     )
+    remedy = Remedy(
+        cause="many objects live, and ranks that collect at different steps wait for each other",
+        dialect=ConfigFormat.PYTHON,
+        diff="+ gc.collect(); gc.freeze(); gc.disable()  # before the loop\n"
+        f"+ if step % {_EVERY} == 0: gc.collect(1)  # in the loop, at the same step of all ranks",
+        gain_low_seconds=_TOGETHER.low * rank_mean,
+        gain_high_seconds=_TOGETHER.high * together,
+        price="memory of reference cycles is freed later",
+        takes=Pool.HOST,
+    )
+    yield Match(evidence, rank.rank, remedy, waits=Waits(together / step_seconds, AVOIDABLE))
 
 
 def _uncompiled_steps(rank: RankSnapshot) -> list[StepSummary]:
@@ -115,19 +114,15 @@ def recompilations(run: RunSnapshot) -> Iterable[Match]:
         return
     reasons = rank.config.compiled.get("recompile_reasons", [])
     reason = f": {reasons[0]}" if reasons else "; TORCH_LOGS=recompiles names the guard that fails"
-    yield Match(
+    evidence = (
         f"{len(compiled)} of the last {len(steps)} steps compiled again, "
-        f"{human_seconds(costs[rank.rank])} per step ({human_ratio(share)}){reason}",
-        rank.rank,
-        Remedy(
-            cause="a graph is compiled for each new shape or number that it was specialized for",
-            dialect=ConfigFormat.PYTHON,
-            diff=_dynamic_diff(reasons),
-            **_STATIC.seconds(costs[rank.rank]),
-            price="a kernel for all shapes may be slower than one for each",
-        ),
-        waits=Waits(share, AVOIDABLE),
+        f"{human_seconds(costs[rank.rank])} per step ({human_ratio(share)}){reason}"
     )
+    cause = "a graph is compiled for each new shape or number that it was specialized for"
+    diff = _dynamic_diff(reasons)
+    price = "a kernel for all shapes may be slower than one for each"
+    remedy = Remedy(cause, ConfigFormat.PYTHON, diff, **_STATIC.seconds(costs[rank.rank]), price=price)
+    yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))
 
 
 def _later_steps(rank: RankSnapshot) -> list[StepSummary]:
@@ -178,13 +173,12 @@ def slow_steps(run: RunSnapshot) -> Iterable[Match]:
     name = PART_NAMES[slow.cause.label]
     remedy = _persistent_workers(rank, slow) or _in_background(rank, slow)
     see = "" if remedy else _SEE.get(slow.cause, "")
-    yield Match(
+    evidence = (
         f"{human_count(len(slow.steps))} of the last {len(_later_steps(rank))} steps ({dots}{ids}) took "
         f"{human_seconds(slow.lost_seconds)} more than the usual {human_seconds(slow.usual_seconds)}: "
-        f"{human_seconds(slow.of_cause_seconds)} of it {name}{see}",
-        rank.rank,
-        remedy,
+        f"{human_seconds(slow.of_cause_seconds)} of it {name}{see}"
     )
+    yield Match(evidence, rank.rank, remedy)
 
 
 class Pauses(NamedTuple):
@@ -373,11 +367,10 @@ def own_code(run: RunSnapshot) -> Iterable[Match]:
     location, seconds = busiest_line(rank), rank_parts(rank)["other"]
     detail = f", mostly at {location}" if location else ""
     is_alone = min(shares.values()) < share / 2
-    yield Match(
-        f"{human_ratio(share)} of a step ({human_seconds(seconds)}) is the script's own code{detail}",
-        rank.rank if is_alone else -1,
-        waits=Waits(share, OWN_CODE, is_work=True),
+    evidence = (
+        f"{human_ratio(share)} of a step ({human_seconds(seconds)}) is the script's own code{detail}"
     )
+    yield Match(evidence, rank.rank if is_alone else -1, waits=Waits(share, OWN_CODE, is_work=True))
 
 
 def _shows_own_code(rank: RankSnapshot) -> bool:

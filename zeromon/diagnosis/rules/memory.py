@@ -47,12 +47,8 @@ def oom_risk(run: RunSnapshot) -> Iterable[Match]:
             remedy = _oom_ladder(run, rank, risk)
             if risk.cause == RiskCause.GROWTH:
                 remedy = _DESTROYED if engines else _KEEP_LESS
-            yield Match(
-                risk_text(risk, rank) + (engine_note or _what_else_grows(risk, rank)),
-                rank.rank,
-                remedy,
-                severity,
-            )
+            evidence = risk_text(risk, rank) + (engine_note or _what_else_grows(risk, rank))
+            yield Match(evidence, rank.rank, remedy, severity)
 
 
 def _engines_that_grow(run: RunSnapshot, rank: RankSnapshot, risk: Risk) -> int:
@@ -255,13 +251,12 @@ def activations_dominate(run: RunSnapshot) -> Iterable[Match]:
         if nbytes < _MOSTLY_ACTIVATIONS * max(1, risk.capacity_bytes):
             continue
         recomputes = any(model.get("recomputes") for model in rank.config.models)
-        yield Match(
+        evidence = (
             f"activations and temporaries take {human_bytes(nbytes)} of "
             f"{human_bytes(risk.capacity_bytes)} at the peak of a step"
-            + ("; activation checkpointing is on already" if recomputes else ""),
-            rank.rank,
-            None if recomputes else _recompute_remedy(nbytes),
+            + ("; activation checkpointing is on already" if recomputes else "")
         )
+        yield Match(evidence, rank.rank, None if recomputes else _recompute_remedy(nbytes))
 
 
 def _recompute_remedy(nbytes: float) -> Remedy:
@@ -314,19 +309,15 @@ def _has_scattered_gradients(rank: RankSnapshot) -> bool:
 
 
 def _scattered_gradients(rank: RankSnapshot) -> Match:
-    return Match(
+    evidence = (
         f"contiguous_gradients is off at stage {rank.sharding_strategy.stage}: gradients stay where "
-        "backward allocates them",
-        rank.rank,
-        Remedy(
-            cause="gradients between activations leave gaps when the activations are freed",
-            dialect=ConfigFormat.DEEPSPEED,
-            diff='- "contiguous_gradients": false\n+ "contiguous_gradients": true',
-            effect="less fragmentation",
-            price="a copy of each gradient into its bucket",
-        ),
-        Severity.INFO,
+        "backward allocates them"
     )
+    cause = "gradients between activations leave gaps when the activations are freed"
+    diff = '- "contiguous_gradients": false\n+ "contiguous_gradients": true'
+    price = "a copy of each gradient into its bucket"
+    remedy = Remedy(cause, ConfigFormat.DEEPSPEED, diff, effect="less fragmentation", price=price)
+    return Match(evidence, rank.rank, remedy, Severity.INFO)
 
 
 def _expandable_segments(rank: RankSnapshot) -> str:

@@ -61,13 +61,12 @@ def offload_waits(run: RunSnapshot) -> Iterable[Match]:
     waits = share * (rank.steps.median_seconds or 0.0)
     disk = transfer.path.startswith("disk")
     rate = human_rate(transfer.bytes_per_second)
-    yield Match(
+    evidence = (
         f"{human_ratio(share)} of a step waits for offloaded state to move; most for "
-        f"{transfer.path}, at {rate}{_compare_with_peak(run, rank, transfer)}",
-        rank.rank,
-        _disk_remedy(run, rank, transfer, waits) if disk else _within_host(waits),
-        waits=Waits(share, BLOCKED, rank.rank),
+        f"{transfer.path}, at {rate}{_compare_with_peak(run, rank, transfer)}"
     )
+    remedy = _disk_remedy(run, rank, transfer, waits) if disk else _within_host(waits)
+    yield Match(evidence, rank.rank, remedy, waits=Waits(share, BLOCKED, rank.rank))
 
 
 def _bound_by_link(rank: RankSnapshot) -> Iterable[Match]:
@@ -79,12 +78,11 @@ def _bound_by_link(rank: RankSnapshot) -> Iterable[Match]:
     share = share_of_step(rank, nbytes / rate)
     if share < BLOCKED.critical:
         return
-    yield Match(
+    evidence = (
         f"{human_bytes(nbytes)} per step go one way between device and host: at what {link} that takes "
-        f"{human_seconds(nbytes / rate)} at least, {human_ratio(share)} of a step",
-        rank.rank,
-        _less_often(rank, "the link needs that long for so many bytes"),
+        f"{human_seconds(nbytes / rate)} at least, {human_ratio(share)} of a step"
     )
+    yield Match(evidence, rank.rank, _less_often(rank, "the link needs that long for so many bytes"))
 
 
 def _most_between_host_and_device(rank: RankSnapshot) -> float:
@@ -134,11 +132,9 @@ _NOT_COPIED = Gain(0.4, 1.2)
 
 def _disk_remedy(run: RunSnapshot, rank: RankSnapshot, transfer: TransferRow, waits: float) -> Remedy:
     """The remedy for the limit: of the cgroup, of requests to the disk, or of the disk itself."""
-    achieved, limit, disk = (
-        _path_rate(run, transfer.path),
-        rank.path_peak(transfer.path)[0],
-        rank.machine.disk,
-    )
+    achieved = _path_rate(run, transfer.path)
+    limit = rank.path_peak(transfer.path)[0]
+    disk = rank.machine.disk
     if limit and achieved >= _USED_UP * limit:
         return _fewer_bytes(run, rank, f"the cgroup allows no more than {human_rate(limit)}", waits)
     if disk is None or not disk.busy_bytes_per_second:
@@ -221,14 +217,12 @@ def _fewer_bytes(run: RunSnapshot, rank: RankSnapshot, cause: str, waits: float)
 def _less_often(rank: RankSnapshot, cause: str) -> Remedy:
     """Accumulates more micro-steps: the optimizer's bytes move once a step, whatever its batch."""
     micro = as_number(setting_of(rank, "gradient_accumulation_steps")) or 1
-    return Remedy(
-        cause=cause,
-        dialect=ConfigFormat.DEEPSPEED,
-        diff=f'- "gradient_accumulation_steps": {micro:.0f}\n'
-        f'+ "gradient_accumulation_steps": {2 * micro:.0f}',
-        effect="each transfer of the optimizer's state serves twice as many samples",
-        price="a batch twice as large, which may need another learning rate",
+    diff = (
+        f'- "gradient_accumulation_steps": {micro:.0f}\n+ "gradient_accumulation_steps": {2 * micro:.0f}'
     )
+    effect = "each transfer of the optimizer's state serves twice as many samples"
+    price = "a batch twice as large, which may need another learning rate"
+    return Remedy(cause, ConfigFormat.DEEPSPEED, diff, effect=effect, price=price)
 
 
 # ---- host -----------------------------------------------------------------------------------------
@@ -236,13 +230,9 @@ def _less_often(rank: RankSnapshot, cause: str) -> Remedy:
 
 def _within_host(waits: float) -> Remedy:
     """Ends the offload of a rank on the CPU, the only kind whose waits for copies are known."""
-    return Remedy(
-        cause="the device is the host: offloading copies within the same memory",
-        dialect=ConfigFormat.DEEPSPEED,
-        diff='- "offload_optimizer": {"device": "cpu"}\n- "offload_param": {"device": "cpu"}',
-        **_NOT_COPIED.seconds(waits),
-        price="none",
-    )
+    cause = "the device is the host: offloading copies within the same memory"
+    diff = '- "offload_optimizer": {"device": "cpu"}\n- "offload_param": {"device": "cpu"}'
+    return Remedy(cause, ConfigFormat.DEEPSPEED, diff, **_NOT_COPIED.seconds(waits), price="none")
 
 
 @rule("ZM106", once=True)
@@ -287,23 +277,21 @@ def pinned_memory_off(run: RunSnapshot) -> Iterable[Match]:
         rate, link = rank.path_peak("host_to_device")
         pageable = sum(row.host_bytes - row.pinned_bytes for row in rank.memory.roles)
         note = f", which {link.removesuffix(' can do')} takes at {human_rate(rate)}" if rate else ""
-        yield Match(
-            f"{human_bytes(moved)} per step go one way between the device and pageable memory{note}",
-            rank.rank,
-            Remedy(
-                cause="the driver copies from pageable memory through a buffer of its own, and the "
-                "caller waits for it",
-                dialect=ConfigFormat.DEEPSPEED,
-                diff="\n".join(
-                    f'  "{key}":\n- "pin_memory": false\n+ "pin_memory": true' for key in keys
-                ),
-                effect="copies run beside computation, at the rate of the link",
-                price=f"{human_bytes(pageable)} of pinned host memory"
-                if pageable > 0
-                else "pinned host memory",
-                takes=Pool.HOST,
-            ),
+        evidence = (
+            f"{human_bytes(moved)} per step go one way between the device and pageable memory{note}"
         )
+        remedy = Remedy(
+            cause="the driver copies from pageable memory through a buffer of its own, and the "
+            "caller waits for it",
+            dialect=ConfigFormat.DEEPSPEED,
+            diff="\n".join(f'  "{key}":\n- "pin_memory": false\n+ "pin_memory": true' for key in keys),
+            effect="copies run beside computation, at the rate of the link",
+            price=f"{human_bytes(pageable)} of pinned host memory"
+            if pageable > 0
+            else "pinned host memory",
+            takes=Pool.HOST,
+        )
+        yield Match(evidence, rank.rank, remedy)
 
 
 # ---- memory of the host ----------------------------------------------------------------------------
@@ -373,13 +361,9 @@ def _off_the_host(rank: RankSnapshot) -> Remedy | None:
             diff = '- "offload_param": {"device": "cpu"}\n'
             diff += '+ "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}'
             leaves = "parameters"
-        return Remedy(
-            cause=cause,
-            dialect=ConfigFormat.DEEPSPEED,
-            diff=diff,
-            effect=f"{leaves} leave the host",
-            price="the disk's speed in every step; more nodes divide them, too",
-        )
+        effect = f"{leaves} leave the host"
+        price = "the disk's speed in every step; more nodes divide them, too"
+        return Remedy(cause, ConfigFormat.DEEPSPEED, diff, effect=effect, price=price)
     if offloads:
         is_fsdp1 = strategy.framework is Framework.FSDP1
         return Remedy(
@@ -395,13 +379,8 @@ def _off_the_host(rank: RankSnapshot) -> Remedy | None:
     step = next_stage(strategy)
     if step is None or rank.world_size < 2:
         return None
-    return Remedy(
-        cause=cause,
-        dialect=step.form,
-        diff=step.diff,
-        effect=f"each of {rank.world_size} ranks keeps a part of what every rank keeps now",
-        price=step.cost,
-    )
+    effect = f"each of {rank.world_size} ranks keeps a part of what every rank keeps now"
+    return Remedy(cause, step.form, step.diff, effect=effect, price=step.cost)
 
 
 # ---- the optimizer on the host ----------------------------------------------------------------------
@@ -444,12 +423,11 @@ def offload_without_need(run: RunSnapshot) -> Iterable[Match]:
     if rank is None or not _fits_on_device(run, rank, state_bytes):
         return
     diff = '- "offload_optimizer": {"device": "cpu"}'
-    yield Match(
+    evidence = (
         f"the optimizer on the host takes {human_seconds(seconds)} per step ({human_ratio(share)})"
-        f", and the device has room for its {human_bytes(state_bytes)}",
-        rank.rank,
-        _off_the_cpu(diff, _ALL_ON_DEVICE, seconds, state_bytes),
+        f", and the device has room for its {human_bytes(state_bytes)}"
     )
+    yield Match(evidence, rank.rank, _off_the_cpu(diff, _ALL_ON_DEVICE, seconds, state_bytes))
 
 
 def _part_on_device(seconds: float, state_bytes: int) -> Remedy:
@@ -479,11 +457,7 @@ def _fits_on_device(run: RunSnapshot, rank: RankSnapshot, state_bytes: int) -> b
 
 
 def _off_the_cpu(diff: str, gain: Gain, seconds: float, nbytes: float) -> Remedy:
+    price = f"{human_bytes(nbytes)} on the device"
     return Remedy(
-        cause=_UPDATES,
-        dialect=ConfigFormat.DEEPSPEED,
-        diff=diff,
-        **gain.seconds(seconds),
-        price=f"{human_bytes(nbytes)} on the device",
-        takes=Pool.DEVICE,
+        _UPDATES, ConfigFormat.DEEPSPEED, diff, **gain.seconds(seconds), price=price, takes=Pool.DEVICE
     )

@@ -186,17 +186,9 @@ def half_precision_unused(run: RunSnapshot) -> Iterable[Match]:
         if rank.config.process.get("autocast"):
             continue
         form, diff, effect = _half_precision(rank)
-        yield Match(
-            f"the model computes in fp32 on {name}, which has bf16",
-            rank.rank,
-            Remedy(
-                cause="no mixed precision is configured, and autocast was not on when forward began",
-                dialect=form,
-                diff=diff,
-                effect=effect,
-                price="fewer bits of mantissa: check the loss",
-            ),
-        )
+        cause = "no mixed precision is configured, and autocast was not on when forward began"
+        remedy = Remedy(cause, form, diff, effect=effect, price="fewer bits of mantissa: check the loss")
+        yield Match(f"the model computes in fp32 on {name}, which has bf16", rank.rank, remedy)
 
 
 def _half_precision(rank: RankSnapshot) -> tuple[ConfigFormat, str, str]:
@@ -230,17 +222,12 @@ def bf16_emulated(run: RunSnapshot) -> Iterable[Match]:
         ):
             continue
         form, diff = _diff_to_fp16(rank, autocast=autocast)
-        yield Match(
-            f"the model computes in bf16 on {name}, whose compute capability is below 8.0",
-            rank.rank,
-            Remedy(
-                cause="torch emulates bf16 there, through fp32",
-                dialect=form,
-                diff=diff,
-                effect="matrix products on the tensor cores, where the device has some",
-                price="a loss scale, and steps that overflow are skipped",
-            ),
-        )
+        evidence = f"the model computes in bf16 on {name}, whose compute capability is below 8.0"
+        cause = "torch emulates bf16 there, through fp32"
+        effect = "matrix products on the tensor cores, where the device has some"
+        price = "a loss scale, and steps that overflow are skipped"
+        remedy = Remedy(cause, form, diff, effect=effect, price=price)
+        yield Match(evidence, rank.rank, remedy)
 
 
 def _diff_to_fp16(rank: RankSnapshot, *, autocast: bool) -> tuple[ConfigFormat, str]:

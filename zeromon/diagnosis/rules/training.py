@@ -235,17 +235,13 @@ def initial_parameters_differ(run: RunSnapshot) -> Iterable[Match]:
     if len(set(marks.values())) < 2:
         return
     first_rank, other_rank = next((a, b) for a in marks for b in marks if marks[a] != marks[b])
-    yield Match(
-        f"rank {other_rank} began with other parameters than rank {first_rank}",
-        other_rank,
-        Remedy(
-            cause="the same gradients are applied to different parameters, which never become equal",
-            dialect=ConfigFormat.PYTHON,
-            diff="+ for tensor in model.state_dict().values():\n+     dist.broadcast(tensor, src=0)",
-            effect=f"all {run.ranks[0].world_size} ranks train one model",
-            price="one broadcast before the first step; DistributedDataParallel does it by itself",
-        ),
-    )
+    evidence = f"rank {other_rank} began with other parameters than rank {first_rank}"
+    cause = "the same gradients are applied to different parameters, which never become equal"
+    diff = "+ for tensor in model.state_dict().values():\n+     dist.broadcast(tensor, src=0)"
+    effect = f"all {run.ranks[0].world_size} ranks train one model"
+    price = "one broadcast before the first step; DistributedDataParallel does it by itself"
+    remedy = Remedy(cause, ConfigFormat.PYTHON, diff, effect=effect, price=price)
+    yield Match(evidence, other_rank, remedy)
 
 
 def _rank_list(ranks: list[RankSnapshot]) -> str:

@@ -185,9 +185,8 @@ def _group_rows(rank: RankSnapshot) -> Iterable[Row]:
 
 
 def _setting_rows(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    for (
-        setting
-    ) in rank.config.settings:  # all ranks run with the same configuration: once a node is enough
+    # All ranks run with the same configuration: once a node is enough
+    for setting in rank.config.settings:
         yield (str(setting.engine), setting.name, setting.effective, setting.written), 1
 
 

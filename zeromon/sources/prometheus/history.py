@@ -11,7 +11,7 @@ from zeromon.sources.prometheus.decode.ranks import history_of
 from zeromon.sources.prometheus.decode.samples import key_of, series_of_ranks, whole_series_of
 from zeromon.sources.prometheus.reader import MAX_WANTED, Reader, run_in_threads
 from zeromon.storage.run_store import StepQuery
-from zeromon.storage.step_history import NAMES, Series, step_of
+from zeromon.storage.step_history.rows import NAMES, Series, step_of
 
 LINES = 4
 """Maximum number of ranks; of more, a series without a choice has the maximum, median and minimum."""
@@ -82,7 +82,7 @@ class History:
         """Returns about ``query.most`` points a rank; a point is the mean step since the one before.
 
         Without ranks in the query, of more than :data:`LINES` the maximum, median and minimum of all,
-        as the ranks :data:`~zeromon.storage.step_history.MOST`, ``MEDIAN`` and ``LEAST``.
+        as the ranks :data:`~zeromon.storage.step_history.queries.MOST`, ``MEDIAN`` and ``LEAST``.
         """
         if query.steps is not None:
             return self._of_steps(query, run, query.steps)

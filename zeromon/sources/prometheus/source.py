@@ -30,7 +30,7 @@ from zeromon.sources.prometheus.history import History
 from zeromon.sources.prometheus.promql import Choice
 from zeromon.sources.prometheus.reader import MANY, Details, Reader, Reading, Wanted
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery
-from zeromon.storage.step_history import Series
+from zeromon.storage.step_history.rows import Series
 
 _REST = 8
 """The server is left alone for so many times as long as its answer took."""
@@ -261,11 +261,8 @@ def runs_of(server: Server) -> list[ListedRun]:
     for sample in server.vector(promql.runs_last_hour()):
         row = rows.setdefault(sample.labels.get("run", ""), {})
         row[sample.labels.get("of", "")] = sample
-    runs = [
-        _listed_run(run, row)
-        for run, row in rows.items()
-        if is_run_id(run)  # another exporter's series may have a label of this name
-    ]
+    # Another exporter's series may have a label of this name
+    runs = [_listed_run(run, row) for run, row in rows.items() if is_run_id(run)]
     return sorted(runs, key=lambda run: (not run.up, not run.ranks, run.run))
 
 

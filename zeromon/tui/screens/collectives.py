@@ -9,18 +9,9 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from zeromon.base.units import human_seconds
+from zeromon.readout import text
 from zeromon.readout.breakdown import PARTS
 from zeromon.readout.tables import Column, Columns
-from zeromon.readout.text import (
-    arrival_of,
-    arrival_text,
-    by_unit,
-    communication_of,
-    compute_of,
-    gaps_in,
-    lanes_summary,
-    span_text,
-)
 from zeromon.snapshot.step import Lanes, LaneSpan
 from zeromon.tui import drawing as drawn
 from zeromon.tui.columns import TableExport
@@ -111,7 +102,7 @@ class SpanLanes(TimeAxis):
 
     def redraw(self) -> None:
         """Draws the spans now."""
-        title = lanes_summary(self.lanes) if self.lanes is not None else ""
+        title = text.lanes_summary(self.lanes) if self.lanes is not None else ""
         self.show(self._lines, title or "collectives of the last steps")
 
     def action_next(self, by: int) -> None:
@@ -130,7 +121,7 @@ class SpanLanes(TimeAxis):
 
     def _own(self) -> tuple[LaneSpan, ...]:
         rank = self.rank()
-        return communication_of(self.lanes, rank) if self.lanes and rank is not None else ()
+        return text.communication_of(self.lanes, rank) if self.lanes and rank is not None else ()
 
     def _select_span(self, span: LaneSpan) -> None:
         self.selected = span
@@ -147,12 +138,12 @@ class SpanLanes(TimeAxis):
     def _rows_of(self, lanes: Lanes, unfolded: Collection[int]) -> list[_Row]:
         rows: list[_Row] = []
         for rank in self._ranks():
-            spans = communication_of(lanes, rank)
-            rows.append(_Row(rank, f"rank {rank}", compute_of(lanes, rank), spans, is_rank=True))
+            spans = text.communication_of(lanes, rank)
+            rows.append(_Row(rank, f"rank {rank}", text.compute_of(lanes, rank), spans, is_rank=True))
             rows.append(_Row(rank, "  comm.", spans, spans))
             if rank in unfolded:
                 rows += [
-                    _Row(rank, f"  {unit.label}", unit.spans, unit.spans) for unit in by_unit(spans)
+                    _Row(rank, f"  {unit.label}", unit.spans, unit.spans) for unit in text.by_unit(spans)
                 ]
         return rows
 
@@ -186,7 +177,7 @@ class SpanLanes(TimeAxis):
             return wrap_text(self.trouble, width, "warn")
         if self.lanes is None or model is None:
             return [[("reading the last steps ...", "dim")]]
-        notes = gaps_in(self.lanes, model.run) or ["no ring of this run is on this node"]
+        notes = text.gaps_in(self.lanes, model.run) or ["no ring of this run is on this node"]
         return [row for note in ["no step can be shown", *notes] for row in wrap_text(note, width)]
 
     def _lines_at_foot(self, model: ViewModel, width: int) -> list[Line]:
@@ -194,14 +185,14 @@ class SpanLanes(TimeAxis):
         assert self.lanes is not None
         rows: list[Line] = []
         if self.selected is not None:
-            rows += wrap_text(span_text(self.selected), width)
-            late = arrival_of(self.lanes, self.selected)
+            rows += wrap_text(text.span_text(self.selected), width)
+            late = text.arrival_of(self.lanes, self.selected)
             if late is not None:
-                rows += wrap_text(arrival_text(late), width, "dim")
+                rows += wrap_text(text.arrival_text(late), width, "dim")
         else:
             rows.append([("n: next collective   e: the most exposed   [ ]: other ranks", "dim")])
         rows += [
-            row for note in gaps_in(self.lanes, model.run) for row in wrap_text(note, width, "warn")
+            row for note in text.gaps_in(self.lanes, model.run) for row in wrap_text(note, width, "warn")
         ]
         present = {span.name for span in self.lanes.spans} | {"exposed"}
         names = [name for name in PARTS if name in present]

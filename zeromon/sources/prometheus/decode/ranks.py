@@ -52,7 +52,7 @@ from zeromon.snapshot.focus import HOST_OOM, first_failed
 from zeromon.snapshot.ledger import Cause, LedgerRow, sum_by_cause
 from zeromon.sources.prometheus.client import Line
 from zeromon.sources.prometheus.decode.samples import Key, RankSamples, row_of_cell
-from zeromon.storage.step_history import step_of
+from zeromon.storage.step_history.rows import step_of
 
 _SHORT_SECONDS = 1.0
 """A younger collective is an everyday one and not shown as in flight."""

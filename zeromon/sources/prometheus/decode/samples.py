@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 from zeromon.readout.figures import FIELD_OF_METRIC, MEMORY, ON_NODES
 from zeromon.ring.events import Phase
 from zeromon.snapshot import Fleet, FleetNode, Spread
+from zeromon.snapshot.step import UNTIMED
 from zeromon.sources.prometheus.client import Line, Sample
-from zeromon.storage.step_history import ABSENT, LEAST, MEDIAN, MOST, NAMES, UNTIMED, Series
+from zeromon.storage.step_history.queries import LEAST, MEDIAN, MOST
+from zeromon.storage.step_history.rows import ABSENT, NAMES, Series
 
 _MAX_RANK = 1 << 31
 
