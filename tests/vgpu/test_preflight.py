@@ -98,6 +98,35 @@ def test_ranks_of_two_nodes_talk_over_the_network(preflight: Any) -> None:
     assert exposed[0] > 5 * exposed[1]
 
 
+def test_fit_launches_on_virtual_devices(
+    virtual_cuda: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
+    launch = [
+        str(virtual_cuda.python),
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        str(USER),
+    ]
+    options = ["--gpu", "2GiB", "--multiple", "64", "--max", "16384", "--steps", "4", "--json"]
+    command = [sys.executable, "-m", "zeromon", "fit", *options, "-o", str(tmp_path / "fit"), "--"]
+    done = subprocess.run(
+        [*command, *launch, "--batch", "{micro_batch}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    largest = found["recommended"]["micro_batch"]
+    ran = [t for t in found["launches"] if not t["outcome"]]
+    assert largest in {t["micro_batch"] for t in ran}
+    # 16 bytes of each of four outputs of 4 x width, and more: the limit is the device's
+    (best,) = (t for t in ran if t["micro_batch"] == largest)
+    assert 0.7 * best["rooms"]["device"] < best["peaks"]["device"] < best["rooms"]["device"]
+    assert 0 < best["seconds"] < 0.1
+
+
 @pytest.mark.short
 def test_a_build_for_cpus_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "zeromon", "preflight", "--", sys.executable, str(USER)]

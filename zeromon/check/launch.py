@@ -235,20 +235,7 @@ def _option_at(argv: Sequence[str], at: int, flags: Collection[str]) -> tuple[st
     return name, _literal_value(argv[at + 1]), at + 2
 
 
-_OF_PLACES = {
-    "accelerate": {
-        "num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port",
-        "same_network", "rdzv_backend", "rdzv_conf", "deepspeed_hostfile",
-    },
-    "torchrun": {
-        "nproc_per_node", "nnodes", "node_rank", "standalone", "rdzv_endpoint", "rdzv_backend",
-        "rdzv_id", "rdzv_conf", "master_addr", "master_port", "local_addr",
-    },
-    "deepspeed": {
-        "num_gpus", "num_nodes", "hostfile", "include", "exclude", "node_rank", "master_addr",
-        "master_port", "no_ssh", "no_ssh_check", "launcher", "launcher_args",
-    },
-}  # fmt: skip
+_OF_PLACES: Mapping[str, Sequence[str]] = NAMES["launchers"]["places"]
 """Launcher -> its options for how many processes run, and where."""
 _PROCESSES = {
     "accelerate": ("--num_machines=1", "--num_processes={}"),

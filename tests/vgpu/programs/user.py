@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 parser = argparse.ArgumentParser()
 parser.add_argument("--fault", choices=("", "deadlock", "nan"), default="")
 parser.add_argument("--width", type=int, default=1024)
+parser.add_argument("--batch", type=int, default=512)
 options = parser.parse_args()
 width = options.width
 
@@ -34,7 +35,7 @@ for layer in model:
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for step in range(1000):
-    loss = model(torch.randn(512, width, device="cuda")).square().mean()
+    loss = model(torch.randn(options.batch, width, device="cuda")).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
