@@ -111,7 +111,7 @@ def test_fit_launches_on_virtual_devices(
         "2",
         str(USER),
     ]
-    options = ["--gpu", "2GiB", "--multiple", "64", "--max", "16384", "--steps", "4", "--json"]
+    options = ["--gpu", "2GiB", "--multiple", "512", "--max", "16384", "--steps", "4", "--json"]
     command = [sys.executable, "-m", "zeromon", "fit", *options, "-o", str(tmp_path / "fit"), "--"]
     done = subprocess.run(
         [*command, *launch, "--batch", "{micro_batch}"], capture_output=True, text=True, check=False

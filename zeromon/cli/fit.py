@@ -1,4 +1,4 @@
-r"""Finds the largest micro-batch and the best stage of a training command, in at most 4 short launches.
+r"""Finds the largest micro-batch and the best stage of a training command, in a few short launches.
 
 Write {micro_batch} where the command has its micro-batch. zeromon launches the command at small sizes,
 measures the peak of host and device memory, computes what fits, and launches that to prove it. A launch
@@ -52,6 +52,7 @@ from zeromon.memory.fit import (
     DEVICE,
     HOST,
     MAX_LAUNCHES,
+    MAX_VIRTUAL_LAUNCHES,
     Stage,
     Trial,
     least_memory_first,
@@ -193,7 +194,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_option(sizes, "--ranks", "N", "data-parallel ranks, for --global-batch", positive)
     launches = parser.add_argument_group("launches")
-    add_option(launches, "--launches", "N", "max launches in total", positive, MAX_LAUNCHES)
+    most = f"max launches in total (default: {MAX_LAUNCHES}, with --gpu {MAX_VIRTUAL_LAUNCHES})"
+    add_option(launches, "--launches", "N", most, positive)
     add_option(launches, "--steps", "N", "steps per launch", positive, 12)
     add_option(launches, "--seconds", "N", "max seconds per launch", positive, 300)
     add_machine_arguments(parser.add_argument_group("virtual devices, where there are no others"), "")
@@ -218,6 +220,7 @@ def call(options: argparse.Namespace) -> int:
         raise LaunchError(
             "nothing in the command says where the stage goes", "Write {stage} in its place."
         )
+    options.launches = options.launches or (MAX_VIRTUAL_LAUNCHES if options.gpu else MAX_LAUNCHES)
     search = _Search(options, template, least_memory_first(names))
     # A scheduler's SIGTERM then keeps the results and ends the launch, as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -14,7 +14,8 @@ from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import ShardPlan, ZeroStage
 from zeromon.snapshot.noise import Estimate, half_width
 
-MAX_LAUNCHES = 4
+MAX_LAUNCHES, MAX_VIRTUAL_LAUNCHES = 4, 8
+"""By default; one on virtual devices harms nothing where it runs out of memory."""
 HOST, DEVICE = "host", "device"
 RESERVE = {HOST: 0.02, DEVICE: 0.06}
 """Share of a memory that stays free: pages of libraries that the kernel takes back and needs again at
@@ -188,8 +189,13 @@ def next_size(trials: Sequence[Trial], sizes: Sequence[int], launches_left: int)
         if launches_left > 1 and goal > _FAR * largest_that_ran(trials):  # far beyond what was measured
             return _size_leaving_free(_SHORT, measured, open_sizes)
         return goal
-    # the line says that more fits than what was stopped
-    return _size_leaving_free(_SHORTER, measured, open_sizes) if goal >= too_large else None
+    if goal < too_large:
+        return None
+    # The line says that more fits than what failed: far below, another phase had the peak
+    low = largest_that_ran(trials)
+    if too_large > _FAR * low:
+        return min(open_sizes, key=lambda size: abs(size * size - low * too_large))
+    return _size_leaving_free(_SHORTER, measured, open_sizes)
 
 
 def _size_leaving_free(share: float, trials: Sequence[Trial], sizes: Sequence[int]) -> int:
