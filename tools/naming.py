@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PRODUCT = ("zeromon", "agents/zeromon_agents", "dashboard/zeromon_dashboard")
+PRODUCT = ("zeromon", "agents/zeromon_agents", "agents/zeromon_vgpu", "dashboard/zeromon_dashboard")
 VAGUE = frozenset(
     """
     found known made said told say says own one each other others rest both here there apart away ago

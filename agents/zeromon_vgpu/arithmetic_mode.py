@@ -25,7 +25,7 @@ _BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 def on_host(value: Any) -> Any:
-    """The same bytes as a tensor of the CPU; the CPU for a device."""
+    """Returns the bytes as a tensor of the CPU; the CPU for a device."""
     if isinstance(value, torch.Generator):
         return None
     if isinstance(value, torch.device):
@@ -37,65 +37,65 @@ def on_host(value: Any) -> Any:
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype)
     memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
     flat = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-    place = value.storage_offset(), value.size(), value.stride()
-    return torch.empty(0, dtype=value.dtype).set_(flat, *place)
+    layout = value.storage_offset(), value.size(), value.stride()
+    return torch.empty(0, dtype=value.dtype).set_(flat, *layout)
 
 
 def to_device(value: Any) -> Any:
-    """A tensor of the device with the bytes of one of the CPU."""
+    """A tensor of the device with the bytes of tensor of the CPU."""
     if not isinstance(value, torch.Tensor):
         return value
-    made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cuda")
-    on_host(made).copy_(value)
-    return made
+    result = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cuda")
+    on_host(result).copy_(value)
+    return result
 
 
-def fill(made: Any, computed: Any) -> None:
-    """Writes what the CPU computed into what CUDA made."""
-    if isinstance(made, torch.Tensor) and made.is_cuda and made.numel():
-        target = on_host(made)
+def fill_with_results(result: Any, computed: Any) -> None:
+    """Writes what the CPU computed into what CUDA result."""
+    if isinstance(result, torch.Tensor) and result.is_cuda and result.numel():
+        target = on_host(result)
         if target.data_ptr() != computed.data_ptr():
             target.copy_(computed)
-    elif isinstance(made, (list, tuple)):
-        for one, other in zip(made, computed, strict=True):
-            fill(one, other)
+    elif isinstance(result, (list, tuple)):
+        for tensor, value in zip(result, computed, strict=True):
+            fill_with_results(tensor, value)
 
 
 def is_view(func: Any) -> bool:
-    """Whether the result is a view of an argument: it has the argument's bytes."""
-    returned = [one.alias_info for one in func._schema.returns]
+    """Returns whether the result is a view of an argument: it has the argument's bytes."""
+    returned = [tensor.alias_info for tensor in func._schema.returns]
     return any(alias is not None and not alias.is_write for alias in returned)
 
 
 def uses_device(values: Any) -> bool:
-    """Whether a tensor of the device or the device itself is among the arguments."""
+    """Returns whether a tensor of the device or the device itself is among the arguments."""
     return any(
-        one.is_cuda if isinstance(one, torch.Tensor) else one.type == "cuda"
-        for one in tree_leaves(values)
-        if isinstance(one, (torch.Tensor, torch.device))
+        tensor.is_cuda if isinstance(tensor, torch.Tensor) else tensor.type == "cuda"
+        for tensor in tree_leaves(values)
+        if isinstance(tensor, (torch.Tensor, torch.device))
     )
 
 
 def has_no_bytes(values: Any) -> bool:
-    """Whether a fake tensor is among the values: its own mode is below this one."""
-    tensors = (one for one in tree_leaves(values) if isinstance(one, torch.Tensor))
-    return any(type(one) not in _PLAIN for one in tensors)
+    """Returns whether a fake tensor is among the values: its own mode is below this tensor."""
+    tensors = (tensor for tensor in tree_leaves(values) if isinstance(tensor, torch.Tensor))
+    return any(type(tensor) not in _PLAIN for tensor in tensors)
 
 
 def has_size_by_value(func: Any, args: Any) -> bool:
-    """Whether only the bytes tell the result or its size, as of an index by a mask."""
+    """Returns whether only the bytes tell the result or its size, as of an index by a mask."""
     if func is torch.ops.aten.index.Tensor:
         return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
     return bool(_BY_VALUE & set(func.tags))
 
 
 def widen(value: Any) -> Any:
-    """A tensor of 16 bits as one of 32."""
+    """A tensor of 16 bits as tensor of 32."""
     is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
     return value.float() if is_half else value
 
 
-def compute(func: Any, args: Any, kwargs: Any) -> Any:
+def compute_on_host(func: Any, args: Any, kwargs: Any) -> Any:
     """The operator's result by the CPU."""
     host_args, host_kwargs = tree_map(on_host, (args, kwargs))
     if func is _SOFTMAX and host_args[2]:  # from half to float: CUDA's alone
@@ -140,10 +140,10 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
             return func(*args, **kwargs)
         if has_size_by_value(func, args):
             torch.cuda.current_stream().synchronize()
-            return tree_map(to_device, compute(func, args, kwargs))
-        made = func(*args, **kwargs)
-        if has_no_bytes(made):
-            return made
+            return tree_map(to_device, compute_on_host(func, args, kwargs))
+        result = func(*args, **kwargs)
+        if has_no_bytes(result):
+            return result
         _model.vgpu_drain()
-        fill(made, compute(func, args, kwargs))
-        return made
+        fill_with_results(result, compute_on_host(func, args, kwargs))
+        return result

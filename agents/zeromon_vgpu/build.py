@@ -9,7 +9,14 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from zeromon_vgpu.stubs import Needs, entry_points, exported, read_needs, stub_source, version_script
+from zeromon_vgpu.stubs import (
+    Needs,
+    entry_points,
+    exported_names,
+    read_needs,
+    stub_source,
+    version_script,
+)
 
 SOURCES = Path(__file__).resolve().parent / "src"
 MODEL = ["cost", "machine", "memory", "schedule", "timeline"]
@@ -32,7 +39,7 @@ ALWAYS = {"cuda": "libcuda.so.1", "nvidia-ml": "libnvidia-ml.so.1"}
 FLAGS = ["-std=c++17", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 
-def fingerprint(torch: Path) -> str:
+def source_fingerprint(torch: Path) -> str:
     """Changes with our sources and with the wheel."""
     digest = hashlib.sha256((torch / "version.py").read_bytes())
     for path in sorted([*SOURCES.iterdir(), *SOURCES.parent.glob("*.py")]):
@@ -43,88 +50,88 @@ def fingerprint(torch: Path) -> str:
 
 def cuda_version(torch: Path) -> int:
     """Returns the version of CUDA that a wheel is built with, such as 12080 for 12.8."""
-    found = re.search(r"^cuda\b.*'(\d+)\.(\d+)'", (torch / "version.py").read_text(), re.MULTILINE)
-    if found is None:
+    match = re.search(r"^cuda\b.*'(\d+)\.(\d+)'", (torch / "version.py").read_text(), re.MULTILINE)
+    if match is None:
         raise RuntimeError(f"{torch} is not a CUDA build of torch")
-    return int(found[1]) * 1000 + int(found[2]) * 10
+    return int(match[1]) * 1000 + int(match[2]) * 10
 
 
-def _compile(source: str, objects: Path, cuda: int) -> Path:
-    out = objects / f"{source}.o"
+def _compile_source(source: str, objects: Path, cuda: int) -> Path:
+    target = objects / f"{source}.o"
     changed = max(path.stat().st_mtime for path in [SOURCES / f"{source}.cpp", *SOURCES.glob("*.h")])
-    if out.exists() and out.stat().st_mtime > changed:
-        return out
+    if target.exists() and target.stat().st_mtime > changed:
+        return target
     hidden = [] if source in MODEL else ["-fvisibility=hidden"]
     flags = [*FLAGS, *hidden, f"-DVGPU_CUDA_VERSION={cuda}"]
-    command = ["g++", *flags, "-c", str(SOURCES / f"{source}.cpp"), "-o", str(out)]
+    command = ["g++", *flags, "-c", str(SOURCES / f"{source}.cpp"), "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{source}.cpp does not compile:\n{done.stderr}")
-    return out
+    return target
 
 
-def _link(out: Path, inputs: list[Path], *options: str) -> None:
-    command = ["g++", "-shared", "-pthread", *map(str, inputs), "-o", str(out), *options]
-    command += ["-Wl,-rpath,$ORIGIN", f"-Wl,-soname,{out.name}"]
+def _link_library(target: Path, inputs: list[Path], *options: str) -> None:
+    command = ["g++", "-shared", "-pthread", *map(str, inputs), "-o", str(target), *options]
+    command += ["-Wl,-rpath,$ORIGIN", f"-Wl,-soname,{target.name}"]
     subprocess.run(command, check=True)
 
 
-def _stubs(library: str, names: set[str], objects: Path) -> list[Path]:
+def _compile_stubs(library: str, names: set[str], objects: Path) -> list[Path]:
     if not names:
         return []
-    source, out = objects / f"stubs-{library}.c", objects / f"stubs-{library}.o"
+    source, target = objects / f"stubs-{library}.c", objects / f"stubs-{library}.o"
     source.write_text(stub_source(library, names))
-    command = ["gcc", "-O1", "-fPIC", "-fno-builtin", "-c", str(source), "-o", str(out)]
+    command = ["gcc", "-O1", "-fPIC", "-fno-builtin", "-c", str(source), "-o", str(target)]
     subprocess.run(command, check=True)
-    return [out]
+    return [target]
 
 
-def _stand_in(library: str, soname: str, needs: Needs, built: dict[str, Path], out: Path) -> None:
+def _stand_in(library: str, soname: str, needs: Needs, built: dict[str, Path], target: Path) -> None:
     sources = [built[source] for source in STAND_INS.get(library, [])]
-    below = [out / "libvgpu.so"] if sources else []
+    below = [target / "libvgpu.so"] if sources else []
     if library in {"cuda", "nccl", "cublas", "cublasLt", "cupti"}:
-        below += sorted(out.glob("libcudart.so*"))
-    target, wanted = out / soname, needs.symbols.get(library, set())
+        below += sorted(target.glob("libcudart.so*"))
+    library_path, imported = target / soname, needs.symbols.get(library, set())
     objects = next(iter(built.values())).parent
-    names: set[str] = set(wanted)
+    names: set[str] = set(imported)
     if sources:  # linked once without stubs, to see what is missing
-        _link(objects / soname, [*sources, *below])
-        names |= exported(objects / soname)
-    there = exported(objects / soname) if sources else set()
-    missing = {name for name in wanted if not there & {name, f"{name}_v2"}}
+        _link_library(objects / soname, [*sources, *below])
+        names |= exported_names(objects / soname)
+    defined = exported_names(objects / soname) if sources else set()
+    missing = {name for name in imported if not defined & {name, f"{name}_v2"}}
     script = objects / f"{library}.map"
     script.write_text(version_script(soname, needs, names))
     options = [f"-Wl,--version-script={script}"] if library not in {"cuda", "nccl", "nvidia-ml"} else []
-    _link(target, [*sources, *_stubs(library, missing, objects), *below], *options)
+    _link_library(library_path, [*sources, *_compile_stubs(library, missing, objects), *below], *options)
 
 
-def build(torch: Path, out: Path) -> Path:
-    """Builds what the torch package at *torch* needs into *out*, unless it is there; returns *out*."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "lock").open("w") as file:  # two at once would link each other's halves
+def build_libraries(torch: Path, target: Path) -> Path:
+    """Builds what the package *torch* needs in the folder *target*, unless it is there; returns it."""
+    target.mkdir(parents=True, exist_ok=True)
+    with (target / "lock").open("w") as file:  # two at once would link each other's halves
         fcntl.flock(file, fcntl.LOCK_EX)
-        stamp, mark = out / "stamp", fingerprint(torch)
+        stamp, mark = target / "stamp", source_fingerprint(torch)
         if not stamp.exists() or stamp.read_text() != mark:
-            _build(torch, out)
+            _build_all(torch, target)
             stamp.write_text(mark)
-    return out
+    return target
 
 
-def _build(torch: Path, out: Path) -> None:
-    objects = out / "objects"
+def _build_all(torch: Path, target: Path) -> None:
+    objects = target / "objects"
     objects.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("lib*.so*"):
+    for old in target.glob("lib*.so*"):
         old.unlink()
     needs = read_needs(torch / "lib")
     for name in entry_points(torch / "lib" / "libc10_cuda.so"):
         needs.symbols["nvidia-ml" if name.startswith("nvml") else "cuda"].add(name)
     sonames = {**needs.sonames, **ALWAYS}
-    here = {name: STAND_INS[name] for name in STAND_INS if name in sonames}
-    sources = [*MODEL, *(source for group in here.values() for source in group)]
+    modelled = {name: STAND_INS[name] for name in STAND_INS if name in sonames}
+    sources = [*MODEL, *(source for group in modelled.values() for source in group)]
     cuda = cuda_version(torch)
     with ThreadPoolExecutor(2) as pool:
-        compiled = pool.map(lambda source: _compile(source, objects, cuda), sources)
+        compiled = pool.map(lambda source: _compile_source(source, objects, cuda), sources)
         built = dict(zip(sources, compiled, strict=True))
-    _link(out / "libvgpu.so", [built[source] for source in MODEL])
+    _link_library(target / "libvgpu.so", [built[source] for source in MODEL])
     for library in sorted(sonames, key=lambda name: name != "cudart"):
-        _stand_in(library, sonames[library], needs, built, out)
+        _stand_in(library, sonames[library], needs, built, target)

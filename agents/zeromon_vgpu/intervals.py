@@ -10,43 +10,43 @@ Intervals = list[tuple[int, int]]
 def union(spans: Iterable[tuple[int, int]]) -> Intervals:
     """The moments that are in any span."""
     merged: Intervals = []
-    for start, end in sorted(span for span in spans if span[0] < span[1]):
+    for start, stop in sorted(span for span in spans if span[0] < span[1]):
         if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
         else:
-            merged.append((start, end))
+            merged.append((start, stop))
     return merged
 
 
-def intersect(left: Intervals, right: Intervals) -> Intervals:
+def intersect(spans: Intervals, others: Intervals) -> Intervals:
     """The moments that are in both."""
     common: Intervals = []
     i = j = 0
-    while i < len(left) and j < len(right):
-        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
-        if start < end:
-            common.append((start, end))
-        if left[i][1] < right[j][1]:
+    while i < len(spans) and j < len(others):
+        start, stop = max(spans[i][0], others[j][0]), min(spans[i][1], others[j][1])
+        if start < stop:
+            common.append((start, stop))
+        if spans[i][1] < others[j][1]:
             i += 1
         else:
             j += 1
     return common
 
 
-def subtract(left: Intervals, right: Intervals) -> Intervals:
-    """The moments of *left* that are not in *right*."""
-    if not left:
+def subtract(spans: Intervals, others: Intervals) -> Intervals:
+    """The moments of *spans* that are not in *others*."""
+    if not spans:
         return []
-    edges = [left[0][0], *(edge for span in right for edge in span), left[-1][1]]
+    edges = [spans[0][0], *(edge for span in others for edge in span), spans[-1][1]]
     gaps = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
-    return intersect(left, union(gaps))
+    return intersect(spans, union(gaps))
 
 
-def clip(spans: Intervals, start: int, end: int) -> Intervals:
-    """The part of *spans* from *start* to *end*."""
-    return intersect(spans, [(start, end)]) if start < end else []
+def clip(spans: Intervals, start: int, stop: int) -> Intervals:
+    """The part of *spans* from *start* to *stop*."""
+    return intersect(spans, [(start, stop)]) if start < stop else []
 
 
 def length(spans: Intervals) -> int:
     """How long they are together."""
-    return sum(end - start for start, end in spans)
+    return sum(stop - start for start, stop in spans)

@@ -19,7 +19,7 @@ PROFILES: dict[str, dict[str, float | str]] = {
         "network_speed": 22e9,
     },
 }  # fmt: skip
-"""What differs from an H100, whose figures are in src/machine.h.
+"""Values that differ from an H100, whose figures are in src/machine.h.
 
 Times, and the speeds of the H200, are those that tests/gpu/calibration.py measured on one. Speeds are
 those that large kernels reach, not the peak of the data sheet. ``contention 0`` and
@@ -44,7 +44,7 @@ IDENTITIES: dict[str, tuple[str, int, int, int, float]] = {
     "rtx3090": ("NVIDIA GeForce RTX 3090", 8, 6, 82, 1.695e9),
     "mi300x": ("AMD Instinct MI300X", 9, 0, 304, 2.1e9),
 }
-"""What a device is called, its compute capability, multiprocessors and clock in Hz, by data sheets.
+"""The name of a device, its compute capability, multiprocessors and clock in Hz, by data sheets.
 
 A wheel for CUDA knows no MI300X: it runs as a device of capability 9.0 with that memory and speed.
 """
@@ -93,6 +93,6 @@ def write_machine(
 ) -> None:
     """Writes the file ``machine`` of a run that starts now."""
     values = {"started": time.monotonic(), **PROFILES[device], **(changes or {})}
-    lines = [f"{name} {value}" for name, value in values.items()]
+    rows = [f"{name} {value}" for name, value in values.items()]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "machine").write_text("\n".join([*lines, *(fault.line() for fault in faults)]) + "\n")
+    (folder / "machine").write_text("\n".join([*rows, *(fault.line() for fault in faults)]) + "\n")

@@ -27,7 +27,7 @@ PREFIXES = {
     "cufile": r"cuFile", "nvrtc": r"nvrtc", "cupti": r"cupti", "nvshmem_host": r"nvshmem",
     "nvToolsExt": r"nvtx",
 }  # fmt: skip
-"""What the names of a library's functions start with."""
+"""The beginnings of the names of a library's functions."""
 
 LIBRARY = re.compile(r"NEEDED.*\[(lib((?:cu|nv|nccl)\w*)\.so[^\]]*)\]")
 
@@ -42,7 +42,7 @@ static int refuse(const char *name, int status, int *said) {
 
 @dataclass
 class Needs:
-    """What the libraries of a wheel import."""
+    """The imports of the libraries of a wheel."""
 
     sonames: dict[str, str] = field(default_factory=dict)
     """Library, such as ``cudart``, by its soname, such as ``libcudart.so.13``."""
@@ -60,11 +60,11 @@ def read_needs(folder: Path) -> Needs:
     """The sonames and functions of NVIDIA's libraries that the libraries in *folder* import."""
     needs = Needs()
     for library in sorted(folder.glob("lib*.so*")):
-        for line in _lines("readelf", "-dW", library):
-            if match := LIBRARY.search(line):
+        for row in _lines("readelf", "-dW", library):
+            if match := LIBRARY.search(row):
                 needs.sonames[match[2]] = match[1]
-        for line in _lines("nm", "-D", "--undefined-only", "--with-symbol-versions", library):
-            name, _, version = line.split()[-1].partition("@")
+        for row in _lines("nm", "-D", "--undefined-only", "--with-symbol-versions", library):
+            name, _, version = row.split()[-1].partition("@")
             for owner, prefix in PREFIXES.items():
                 if re.match(prefix, name):
                     needs.symbols[owner].add(name)
@@ -75,30 +75,30 @@ def read_needs(folder: Path) -> Needs:
 
 def entry_points(library: Path) -> set[str]:
     """Functions of the driver and of NVML that a library looks up by name: texts in its file."""
-    found = re.findall(rb"\0((?:cu|nvml)[A-Z]\w+)(?=\0)", library.read_bytes())
-    return {name.decode() for name in found}
+    names = re.findall(rb"\0((?:cu|nvml)[A-Z]\w+)(?=\0)", library.read_bytes())
+    return {name.decode() for name in names}
 
 
-def exported(library: Path) -> set[str]:
+def exported_names(library: Path) -> set[str]:
     """Names of the functions that a library defines."""
-    lines = _lines("nm", "-D", "--defined-only", library)
-    return {line.split()[-1].partition("@")[0] for line in lines}
+    rows = _lines("nm", "-D", "--defined-only", library)
+    return {row.split()[-1].partition("@")[0] for row in rows}
 
 
 def stub_source(library: str, names: Iterable[str]) -> str:
     """C source of functions that refuse; those that return a text or a version return one."""
     status = NOT_SUPPORTED.get(library, 1)
-    lines = [PRELUDE]
+    rows = [PRELUDE]
     for name in sorted(names):
         if re.search(r"(Error|Status|Result)(Get)?(String|Name)|Get(Error|Status)(String|Name)", name):
-            lines.append(f'const char *{name}(void) {{ return "no model on the virtual device"; }}')
+            rows.append(f'const char *{name}(void) {{ return "no model on the virtual device"; }}')
         elif re.search(r"Get(Cudart)?Version$|^nvrtcVersion", name) and library == "cudnn":
-            lines.append(f"unsigned long {name}(void) {{ return 92000; }}")
+            rows.append(f"unsigned long {name}(void) {{ return 92000; }}")
         else:
-            lines.append(
+            rows.append(
                 f'int {name}(void) {{ static int said; return refuse("{name}", {status}, &said); }}'
             )
-    return "\n".join(lines) + "\n"
+    return "\n".join(rows) + "\n"
 
 
 def version_script(soname: str, needs: Needs, names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""What the virtual devices of a rank did: each operation, as the device itself writes it."""
+"""The operations of the virtual devices of a rank, as the device itself writes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Operation:
     """When the stream had come to it: a wait lasts from here to ``end``."""
     start: int
     transfer: int
-    """Of a collective, when the last rank came; else -1."""
+    """The arrival of the last rank of a collective; else -1."""
     end: int
     bytes: int
     direction: str
@@ -48,16 +48,14 @@ class Operation:
         return self.kind in ("kernel", "fill") or self.direction == "on device"
 
 
-def parse(line: str) -> Operation:
+def parse_operation(row: str) -> Operation:
     """An operation from a line of a timeline."""
-    kind, *numbers, unit, detail, name = line.rstrip("\n").split("\t")
-    device, stream, correlation, enqueued, ready, start, transfer, end, size, way, *rest = map(
-        int, numbers
-    )
-    facts = dict(word.split("=", 1) for word in detail.split())
+    kind, *numbers, unit, detail, name = row.rstrip("\n").split("\t")
+    n = [int(number) for number in numbers]
+    facts = dict(pair.split("=", 1) for pair in detail.split())
     return Operation(
-        kind, device, stream, correlation, enqueued, ready, start, transfer, end, size,
-        DIRECTIONS.get(way, ""), ((rest[0], rest[1]), (rest[2], rest[3])), unit, facts, name,
+        kind, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], DIRECTIONS.get(n[9], ""),
+        ((n[10], n[11]), (n[12], n[13])), unit, facts, name,
     )  # fmt: skip
 
 
@@ -67,8 +65,8 @@ def read_timeline(folder: Path, process: str) -> Iterator[Operation]:
     A process that was killed leaves half a line.
     """
     for path in sorted((folder / "timeline").glob(f"{process}.tsv")):
-        with path.open() as lines:
-            yield from (parse(line) for line in lines if line.endswith("\n"))
+        with path.open() as rows:
+            yield from (parse_operation(row) for row in rows if row.endswith("\n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +87,22 @@ def unhindered_steps(
     *steps*: when the host began and ended each, in their order; the first only begins the count. None
     where fewer than two have operations.
     """
-    ends = [_last_end(operations, start, end) for start, end in steps]
+    finishes = [_last_finish(operations, start, stop) for start, stop in steps]
     kinds = []
     for kind in (0, 1):
         compute = union(op.unhindered[kind] for op in operations if op.computes)
         sent = union(op.unhindered[kind] for op in operations if op.kind == "collective")
         exposed = subtract(sent, compute)
         windows = [
-            (before[kind], after[kind])
-            for before, after in pairwise(ends)
-            if before is not None and after is not None
+            (previous[kind], this[kind])
+            for previous, this in pairwise(finishes)
+            if previous is not None and this is not None
         ]
         if not windows:
             return None
         kinds.append(
             StepTime(
-                median(end - start for start, end in windows),
+                median(stop - start for start, stop in windows),
                 median(length(clip(sent, *window)) for window in windows),
                 median(length(clip(exposed, *window)) for window in windows),
             )
@@ -112,7 +110,7 @@ def unhindered_steps(
     return kinds[0], kinds[1]
 
 
-def _last_end(operations: Sequence[Operation], start: int, end: int) -> tuple[int, int] | None:
-    """The last end of what the host enqueued from *start* to *end*, for both kinds of host."""
-    inside = [op.unhindered for op in operations if start <= op.enqueued < end]
+def _last_finish(operations: Sequence[Operation], start: int, stop: int) -> tuple[int, int] | None:
+    """The last end of what the host enqueued from *start* to *stop*, for both kinds of host."""
+    inside = [op.unhindered for op in operations if start <= op.enqueued < stop]
     return (max(u[0][1] for u in inside), max(u[1][1] for u in inside)) if inside else None

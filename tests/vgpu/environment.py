@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests"))
 
-from zeromon_vgpu.build import build  # noqa: E402
+from zeromon_vgpu.build import build_libraries  # noqa: E402
 
 HOME = Path(os.environ.get("VGPU_HOME", ROOT / "build" / "vgpu"))
 """Where the environments are."""
@@ -87,7 +87,7 @@ class Environment:
         if not (self.site / "torch" / "version.py").exists():
             self._install()
         self._add_project()
-        build(self.site / "torch", self.libraries)
+        build_libraries(self.site / "torch", self.libraries)
         return self
 
     def _install(self) -> None:

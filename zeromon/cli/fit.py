@@ -319,7 +319,7 @@ class _Search:
         trial = Trial(stage=stage, micro_batch=size, accumulation=self._accumulation_steps(size))
         command, environment = self._filled(trial, folder / f"launch{number}")
         if self.machine is not None:
-            command, virtual = self.machine.launch(command, self._options.nodes)
+            command, virtual = self.machine.placed_launch(command, self._options.nodes)
             environment |= virtual
         # zeromon run adds -2 to a name that exists, and _Watch would follow the earlier run
         name = f"fit-{self.key}-{number}-{int(time.time())}"

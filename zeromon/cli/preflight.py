@@ -15,7 +15,7 @@ and trackers elsewhere. What it was stays as a run: zeromon report NAME. The lib
 half a minute, by this machine's g++.
 
 Exit code 0 where it fits and nothing is found; 1 where it does not, hangs or fails, or has findings; 2
-where it cannot be asked here.
+where it cannot run.
 """
 
 import argparse
@@ -58,11 +58,13 @@ def call(options: argparse.Namespace) -> int:
         raise LaunchError("no command to run", "zeromon preflight -- torchrun ... train.py")
     name = options.name or f"preflight-{paths.new_run_id(command)}"
     with virtual_machine(command, options, name) as machine:
-        return _run(command, options, name, machine)
+        return _run_preflight(command, options, name, machine)
 
 
-def _run(command: Sequence[str], options: argparse.Namespace, name: str, machine: VirtualMachine) -> int:
-    placed, environment = machine.launch(command, options.nodes)
+def _run_preflight(
+    command: Sequence[str], options: argparse.Namespace, name: str, machine: VirtualMachine
+) -> int:
+    placed, environment = machine.placed_launch(command, options.nodes)
     request = Request(
         trial=Trial(stage="", micro_batch=1), command=placed, environment=environment, name=name,
         log=options.output or machine.folder / "output", steps=options.steps,
@@ -75,7 +77,7 @@ def _run(command: Sequence[str], options: argparse.Namespace, name: str, machine
     except LaunchError as failure:
         error = str(failure)
     show_progress("")
-    run = _snapshot(name)
+    run = _snapshot_of_run(name)
     output = request.log.read_text(errors="replace")
     if run is None or not run.ranks:
         sys.stderr.write(output[-2000:])
@@ -106,7 +108,7 @@ def _hang_reason(run: RunSnapshot) -> str:
 _HANG_SECONDS = 15.0
 
 
-def _snapshot(name: str) -> RunSnapshot | None:
+def _snapshot_of_run(name: str) -> RunSnapshot | None:
     try:
         return snapshot_of(name)[0]
     except ZeromonError:

@@ -21,7 +21,7 @@ from zeromon.probes.process import find_training_python
 from zeromon.readout.preflight import Two
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
-from zeromon_vgpu.build import build
+from zeromon_vgpu.build import build_libraries
 from zeromon_vgpu.machine import IDENTITIES, write_machine
 from zeromon_vgpu.timeline import read_timeline, unhindered_steps
 
@@ -62,14 +62,16 @@ class VirtualMachine:
     device: str
     environment: Mapping[str, str]
 
-    def launch(self, command: Sequence[str], nodes: int | None) -> tuple[list[str], dict[str, str]]:
+    def placed_launch(
+        self, command: Sequence[str], nodes: int | None
+    ) -> tuple[list[str], dict[str, str]]:
         """Returns the command that starts all ranks of *nodes* here, and its variables."""
         placed, places = placed_command(command, nodes)
         return placed, {**self.environment, **places}
 
     def steps_of_ranks(self, run: RunSnapshot) -> list[tuple[Two, Two]]:
         """Seconds of a step and of its exposed communication on the devices of some ranks."""
-        found = []
+        steps = []
         for rank in run.ranks[:_TIMED_RANKS]:
             # what the first steps do once, the later ones do not
             windows = [(s.start_ns, s.end_ns) for s in rank.steps.recent if s.step > 1]
@@ -77,10 +79,10 @@ class VirtualMachine:
                 list(read_timeline(self.folder, f"{rank.rank}-{rank.pid}")), windows
             ):
                 fast, slow = kinds
-                found.append(
+                steps.append(
                     ((fast.span / 1e9, slow.span / 1e9), (fast.exposed / 1e9, slow.exposed / 1e9))
                 )
-        return found
+        return steps
 
 
 _TIMED_RANKS = 8
@@ -96,7 +98,7 @@ def virtual_machine(
     """
     values, libraries = machine_values(options), _libraries(find_torch(command))
     folder = paths.make_private_folder(paths.choose_ring_root().parent / f"zeromon-{name}")
-    before = os.environ.get("ZEROMON_DIR")
+    earlier_folder = os.environ.get("ZEROMON_DIR")
     try:
         write_machine(folder, changes=values)
         # Its own collector, which reads the virtual NVML: one of this node would read the real one
@@ -110,19 +112,19 @@ def virtual_machine(
         yield VirtualMachine(folder, str(values["name"]), environment)
     finally:
         os.environ.pop("ZEROMON_DIR")
-        if before is not None:
-            os.environ["ZEROMON_DIR"] = before
+        if earlier_folder is not None:
+            os.environ["ZEROMON_DIR"] = earlier_folder
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def machine_values(options: argparse.Namespace) -> dict[str, float | str]:
-    """What the virtual machine is, for its file: that of --gpu, --link and --network.
+    """The values of the virtual machine's file by --gpu, --link and --network.
 
     Raises :class:`PlanError` where --gpu is neither a device nor a size.
     """
     named = find_named_device(options.gpu)
     device = named or DEVICES[_GPU]
-    kind = next((kind for kind, known in DEVICES.items() if known is named), _GPU)
+    kind = next((kind for kind, peaks in DEVICES.items() if peaks is named), _GPU)
     label, major, minor, multiprocessors, clock = IDENTITIES[kind]
     if named is None:
         size = parse_memory_size("--gpu", options.gpu)
@@ -148,18 +150,18 @@ def placed_command(command: Sequence[str], nodes: int | None) -> tuple[list[str]
     many processes it starts.
     """
     launch = read_command(command)
-    told = launch.options.get("nnodes" if launch.launcher == "torchrun" else "num_nodes", 1)
+    node_count = launch.options.get("nnodes" if launch.launcher == "torchrun" else "num_nodes", 1)
     if launch.launcher == "accelerate":
-        told = launch.options.get("num_machines", 1)
-    if nodes is None and told == 1:
+        node_count = launch.options.get("num_machines", 1)
+    if nodes is None and node_count == 1:
         return list(command), {}
-    if launch.ranks is None or not isinstance(told, int):
+    if launch.ranks is None or not isinstance(node_count, int):
         raise LaunchError(
             "the command does not say how many processes it starts",
             "Like torchrun --nproc-per-node 8, accelerate launch --num_processes 8.",
         )
-    per_node = launch.ranks // told
-    world = per_node * (nodes or told)
+    per_node = launch.ranks // node_count
+    world = per_node * (nodes or node_count)
     places = f"{per_node} {world} {' '.join(map(str, range(world)))}"
     return on_one_machine(command, world), {"VGPU_PLACES": places}
 
@@ -191,17 +193,18 @@ def find_torch(command: Sequence[str]) -> Path:
 
 def python_of(program: str) -> str:
     """Returns the Python that runs *program*: itself, or that in its first line."""
-    found = shutil.which(program)
-    if found is None:
+    executable = shutil.which(program)
+    if executable is None:
         raise LaunchError(f"there is no {program}", "Is the environment of the training active?")
-    path = str(Path(found).absolute())  # and no further: a link in a virtual environment is its Python
-    if re.fullmatch(r"python[\d.]*", Path(path).name):
-        return path
-    with suppress(OSError), open(path, "rb") as file:
-        words = file.readline(500).decode(errors="replace").removeprefix("#!").split()
-        interpreter = words[-1] if words and words[0].endswith("/env") else (words or [""])[0]
-        if "python" in Path(interpreter).name and (known := shutil.which(interpreter)):
-            return known
+    # And no further: a link in a virtual environment is its Python
+    path = Path(executable).absolute()
+    if re.fullmatch(r"python[\d.]*", path.name):
+        return str(path)
+    with suppress(OSError), path.open("rb") as file:
+        interpreters = file.readline(500).decode(errors="replace").removeprefix("#!").split()
+        for interpreter in interpreters:
+            if "python" in Path(interpreter).name and (python := shutil.which(interpreter)):
+                return python
     return find_training_python()
 
 
@@ -216,6 +219,6 @@ def _libraries(torch: Path) -> Path:
     with show_working("building the virtual device, half a minute, once"):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            return build(torch, folder)
+            return build_libraries(torch, folder)
         except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
             raise LaunchError(f"the virtual device cannot be built: {error}") from error

@@ -22,7 +22,7 @@ _MODELLED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """What became of a run on virtual devices."""
+    """The outcome of a run on virtual devices."""
 
     device: str
     fits: bool | None
@@ -37,7 +37,7 @@ class Preflight:
     peak_phase: str = ""
     peak_step: int = 0
     asked_bytes: int = -1
-    """What torch asked for in vain, where it ran out; then in the phase and the step above."""
+    """The allocation that failed, where one did; then in the phase and the step above."""
     reserved_bytes: int = -1
     other_bytes: int = -1
     """Beside what the allocator has reserved: contexts, NCCL."""
@@ -76,14 +76,14 @@ def preflight_result(
     steps = min(r.steps.watched_steps for r in run.ranks)
     oom = rank.memory.out_of_memory
     step, exposed = max(steps_of_ranks, default=(None, None))
-    ended = outcome if steps < asked_steps else ""
+    early_end = outcome if steps < asked_steps else ""
     if any(r.status.exception for r in run.ranks):
-        ended = judge_run(run).cause
+        early_end = judge_run(run).cause
     return Preflight(
         device=modelled,
         fits=False if ran_out else True if device is not None and steps else None,
         steps=steps,
-        outcome="out of memory" if ran_out else ended,
+        outcome="out of memory" if ran_out else early_end,
         peak_rank=rank.rank,
         peak_bytes=device.peak_bytes if device else -1,
         peak_phase=oom.phase if oom else device.peak_phase if device else "",
@@ -96,7 +96,7 @@ def preflight_result(
         step_seconds=step,
         exposed_seconds=exposed,
         mfu=_mfu(run, step),
-        findings=tuple(f for f in run.findings if _holds(f, step, exposed)),
+        findings=tuple(f for f in run.findings if _holds_on_device(f, step, exposed)),
     )
 
 
@@ -109,7 +109,7 @@ _OF_HOST = {
 """Rules on the time of hosts: here all ranks share the cores of one."""
 
 
-def _holds(finding: Finding, step: Two | None, exposed: Two | None) -> bool:
+def _holds_on_device(finding: Finding, step: Two | None, exposed: Two | None) -> bool:
     """Returns whether *finding* is one of a real device, too. That a rank died stands in the deaths."""
     if finding.severity == Severity.INFO or finding.rule in {*_OF_VALUES, *_OF_HOST, "rank_died"}:
         return False
@@ -133,11 +133,11 @@ def _used_bytes(rank: RankSnapshot) -> int:
 
 def preflight_text(run: RunSnapshot, result: Preflight) -> str:
     """The answer first, then its proof; the whole run is in its report."""
-    first = run.ranks[0]
+    first_rank = run.ranks[0]
     head = [
         f"Preflight of {' '.join(run.command)}",
         f"  {_MODELLED.format(device=result.device)}",
-        f"  ranks     {first.world_size}, {first.strategy}",
+        f"  ranks     {first_rank.world_size}, {first_rank.strategy}",
         f"  memory    {_memory_sentence(result)}",
         f"  step      {_step_sentence(result)}",
     ]
@@ -152,18 +152,18 @@ def preflight_text(run: RunSnapshot, result: Preflight) -> str:
 
 
 def _memory_sentence(result: Preflight) -> str:
-    place = f"in {result.peak_phase} of step {result.peak_step}, rank {result.peak_rank}"
+    peak_place = f"in {result.peak_phase} of step {result.peak_step}, rank {result.peak_rank}"
     if result.fits is None:
         return "n/a: no step has ended"
     if not result.fits and result.asked_bytes < 0:
         return f"does not fit: rank {result.peak_rank} ran out before the first backward"
     peak = human_bytes(result.peak_bytes)
     if not result.fits:
-        asked = human_bytes(result.asked_bytes)
-        return f"does not fit: {place}, torch asks for {asked} more than {peak}"
+        requested = human_bytes(result.asked_bytes)
+        return f"does not fit: {peak_place}, torch asks for {requested} more than {peak}"
     used = result.reserved_bytes + max(0, result.other_bytes)
     return (
-        f"fits: peak {peak} {place}; {human_bytes(used)} of "
+        f"fits: peak {peak} {peak_place}; {human_bytes(used)} of "
         f"{human_bytes(result.capacity_bytes)} reserved or in use beside torch"
     )
 
@@ -172,20 +172,20 @@ def _step_sentence(result: Preflight) -> str:
     if result.step_seconds is None or result.exposed_seconds is None:
         return "n/a: no two steps have ended"
     shares = [e / s for e, s in zip(result.exposed_seconds, result.step_seconds, strict=True)]
-    parts = [
-        _between(human_seconds, result.step_seconds),
-        f"{_between(human_ratio, sorted(shares))} of it waits for communication",
+    sentences = [
+        _between_limits(human_seconds, result.step_seconds),
+        f"{_between_limits(human_ratio, sorted(shares))} of it waits for communication",
     ]
     if result.mfu is not None:
-        parts.append(f"MFU {_between(human_ratio, result.mfu)}")
+        sentences.append(f"MFU {_between_limits(human_ratio, result.mfu)}")
     if len(set(result.step_seconds)) > 1:
-        parts.append("from a host that is always ahead to one that takes 9 us an operator")
-    return ", ".join(parts)
+        sentences.append("from a host that is always ahead to one that takes 9 us an operator")
+    return ", ".join(sentences)
 
 
-def _between(text: Callable[[float], str], ends: Sequence[float]) -> str:
+def _between_limits(format_number: Callable[[float], str], limits: Sequence[float]) -> str:
     """``120 ms``, or ``120 ms to 180 ms`` where both ends do not read the same."""
-    return " to ".join(dict.fromkeys(map(text, ends)))
+    return " to ".join(dict.fromkeys(map(format_number, limits)))
 
 
 def _finding_block(findings: Sequence[Finding]) -> str:
