@@ -106,6 +106,15 @@ def test_what_nearly_does_not_fit_is_tight(capsys: pytest.CaptureFixture[str]) -
         assert ("tight: over 90 %" in text) is (told == "tight")
 
 
+@pytest.mark.parametrize(("framework", "said"), [("fsdp1", True), ("fsdp2", False)])
+def test_the_limit_of_gathers_that_fsdp1_assumes_is_shown(
+    capsys: pytest.CaptureFixture[str], framework: str, said: bool
+) -> None:
+    """Before torch 2.0 FSDP1 had it off: stanford_alpaca#39 ran out where `plan` says yes."""
+    main(["plan", "7B", "--framework", framework])
+    assert ("limit_all_gathers=True" in capsys.readouterr().out) is said
+
+
 def test_the_ranks_of_a_host_share_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
     """ZeRO-3 with all of 16 bytes a parameter on the host, and fp32 gradients besides.
 

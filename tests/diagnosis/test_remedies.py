@@ -291,6 +291,14 @@ def test_many_scalars_that_the_script_averages_are_stacked() -> None:
     assert finding.remedy.gain_high_seconds == pytest.approx(1.3 * 0.02 * 23 / 24)
 
 
+def test_the_line_of_the_script_may_be_seen_on_another_rank() -> None:
+    """The agent of the worst rank has seen too few lines of its script."""
+    worst = changed(logging_rank(), own_code=())
+    findings = advise(run(replace(worst, rank=0), replace(logging_rank(), rank=1)))
+    finding = next(f for f in findings if f.rule == "tiny_collectives")
+    assert finding.rank == 0 and "mostly at train.py:12 in log: " in finding.text
+
+
 @pytest.mark.parametrize(
     ("facts", "diff"),
     [

@@ -16,7 +16,7 @@ OF_TRAINING = {
 """Caused by the loop alone."""
 OF_THE_AGENT = {
     Kind.MEMORY, Kind.MEMORY_PEAK, Kind.HOST, Kind.GROUP_SEQUENCE, Kind.BEAT, Kind.OOM, Kind.EXIT,
-    Kind.TRACE, Kind.TRIAL, Kind.ROLE, Kind.SCALAR, Kind.LOADING, Kind.LOADING_READ,
+    Kind.TRACE, Kind.TRIAL, Kind.ROLE, Kind.SCALAR, Kind.LOADING, Kind.LOADING_READ, Kind.ALLOCATED_PEAK,
 }  # fmt: skip
 """Written by the heartbeat, by a logger's thread, or at the end as well."""
 

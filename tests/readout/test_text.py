@@ -13,7 +13,13 @@ from zeromon.base.units import human_count
 from zeromon.readout.remedy import effect_text, gain_text, remedy_text
 from zeromon.readout.report import memory_block, render_run
 from zeromon.readout.tables import FINDING_COLUMNS
-from zeromon.readout.text import finding_text, memory_unknown, overlap_unknown, straggler_text
+from zeromon.readout.text import (
+    finding_text,
+    memory_unknown,
+    overlap_unknown,
+    script_line,
+    straggler_text,
+)
 from zeromon.readout.verdict import hang_headline, hang_text
 from zeromon.snapshot import Finding, Fleet, Hang, Remedy, RunSnapshot, Straggler
 from zeromon.tui.line import plain_text
@@ -178,3 +184,21 @@ def test_an_unknown_overlap_has_a_reason() -> None:
     assert overlap_unknown(silent) == "no communication"
     assert overlap_unknown(changed(unseen, overlap_ratio=0.5)) == ""
     assert overlap_unknown(changed(unseen, exposed_ratio=None)) == ""
+
+
+@pytest.mark.parametrize(
+    ("stack", "line"),
+    [
+        (("/me/train.py:9 in main", "/x/site-packages/torch/nn/m.py:1 in call"), "train.py:9 in main"),
+        # autograd's thread has no frame of the script, and the innermost one is a hook of zeromon
+        (
+            ("/x/site-packages/deepspeed/stage3.py:7 in reduce",
+             "/x/site-packages/torch/c10d.py:3 in all_reduce",
+             "/x/site-packages/zeromon_agents/hooks/c10d.py:8 in wait"),
+            "c10d.py:3 in all_reduce",
+        ),
+        (("/x/site-packages/zeromon_agents/hooks/c10d.py:8 in wait",), "c10d.py:8 in wait"),
+    ],
+)  # fmt: skip
+def test_the_line_of_a_stack_is_the_scripts_or_the_librarys(stack: tuple[str, ...], line: str) -> None:
+    assert script_line(stack) == line

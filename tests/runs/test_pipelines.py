@@ -79,6 +79,41 @@ def test_the_records_of_two_ranks_are_the_schedules_of_torch(node: Node) -> None
     assert "Pipeline: 1F1B, 2 stages, 4 micro-batches" in render_run(result.snapshot)
 
 
+def test_the_pipeline_of_deepspeed_has_stages_and_a_bubble(node: Node) -> None:
+    """Its ranks share their samples, and the losses are those of a run without zeromon."""
+    pytest.importorskip("deepspeed")
+    command = train_command(2, program="engine_pipeline.py")
+    out, plain = node.folder / "watched", node.folder / "plain"
+    result = node.run([*command, "--out", str(out)])
+    assert result.code == 0, result.output
+    bare = node.run([*command, "--out", str(plain)], watched=False)
+    assert bare.code == 0, bare.output
+    orders_of_1f1b = ["0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"]
+    for rank in result.snapshot.ranks:
+        assert read(out, rank.rank) == read(plain, rank.rank)
+        shown = rank.communication.pipeline
+        assert shown is not None and shown.bubble is not None, shown
+        assert (shown.schedule, shown.stages, shown.stage_ranks) == ("1F1B", 2, (0, 1))
+        assert shown.order == orders_of_1f1b[rank.rank]
+        assert shown.own[0].seconds["forward"] > (0.004, 0.012)[rank.rank]
+        assert rank.steps.micro_steps == rank.steps.watched_steps == 12
+        assert rank.steps.phase_seconds["backward"] > 0
+        sizes = {dimension.name: dimension.size for dimension in rank.dimensions}
+        assert (sizes["pp"], rank.data_parallel_ranks, "tp" in sizes) == (2, 1, False)
+        own_rows = [t for t in rank.communication.traffic if t.unit == f"stage {rank.rank}"]
+        assert {"send", "recv"} <= {row.op for row in own_rows}
+        assert rank.agent.errors == 0
+    # 4 micro-batches of 4 samples, which the first stage alone receives
+    assert [r.training.batches and r.training.batches.samples for r in result.snapshot.ranks] == [
+        12 * 16,
+        None,
+    ]
+    # the sleep of the second stage is three times that of the first, for which it waits
+    first, last = (rank.communication.pipeline for rank in result.snapshot.ranks)
+    assert first and last and first.bubble and last.bubble
+    assert first.bubble.measured_ratio > last.bubble.measured_ratio
+
+
 def read(folder: Path, rank: int) -> dict[str, list[str]]:
     content: dict[str, list[str]] = json.loads((folder / f"{rank}.json").read_text())
     return content

@@ -53,6 +53,8 @@ def plan_as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = Fals
     if any(_fit_text(row, setup.usable_bytes) == "tight" for row in rows):
         output.append("tight: over 90 % of what is usable, with little left for fragmentation")
     output += _paper_note(rows)
+    if any(row.plan.framework == "fsdp1" for row in rows):
+        output.append("FSDP1 with limit_all_gathers=True: without it, gathers run ahead without bound")
     if choice is None:
         output += chosen.reasons
     else:

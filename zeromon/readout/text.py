@@ -380,9 +380,13 @@ def script_line(stack: Sequence[str]) -> str:
 
 
 def script_frame(stack: Sequence[str]) -> str:
-    """The innermost frame of *stack* in the user's own code: neither installed nor Python's own."""
+    """The innermost frame of *stack* in the user's own code: neither installed nor Python's own.
+
+    Without one, as in autograd's thread, that of the library: a hook of zeromon is no place of the run.
+    """
     own_frames = [frame for frame in stack if not any(marker in frame for marker in INSTALLED)]
-    return (own_frames or list(stack))[-1]
+    library_frames = [frame for frame in stack if INSTALLED[0] not in frame]
+    return (own_frames or library_frames or list(stack))[-1]
 
 
 def busiest_line(rank: RankSnapshot, *, communicates: bool = False) -> str:

@@ -18,6 +18,9 @@ from zeromon_agents.runtime.around import RAISED
 
 MESH = "torch.distributed.device_mesh"
 STAGE = "torch.distributed.pipelining.stage"
+GRID = "deepspeed.runtime.pipe.topology"
+GRID_GROUPS = {"pp_proc_group": Dim.PP, "dp_proc_group": Dim.DP, "slice_proc_group": Dim.TP}
+"""The process groups of DeepSpeed's grid of stages, replicas and slices."""
 _MAX_PENDING = 256
 _MAX_DIMENSIONS = 32
 _LONGEST = 40
@@ -25,9 +28,9 @@ _UNCLEAR = (Dim.OTHER, Dim.WORLD)
 
 
 class Dimensions(Backend):
-    """The hooks on DeviceMesh and on the stages of torch's pipelines."""
+    """The hooks on DeviceMesh and on the stages of pipelines."""
 
-    classes = ((MESH, "DeviceMesh"), (STAGE, "_PipelineStageBase"))
+    classes = ((MESH, "DeviceMesh"), (STAGE, "_PipelineStageBase"), (GRID, "PipelineParallelGrid"))
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -41,7 +44,7 @@ class Dimensions(Backend):
 
     def hooks(self) -> Iterable[ImportHook]:
         """Patches the constructors of meshes and of pipeline stages."""
-        return ((MESH, self.watch_mesh), (STAGE, self.watch_stage))
+        return ((MESH, self.watch_mesh), (STAGE, self.watch_stage), (GRID, self.watch_grid))
 
     def watch_mesh(self, module: Any) -> None:
         """Patches DeviceMesh of *module*."""
@@ -51,9 +54,14 @@ class Dimensions(Backend):
         """Patches the base class of the stages in *module*."""
         self.wrap(module._PipelineStageBase, "__init__", after=self._stage_made)
 
+    def watch_grid(self, module: Any) -> None:
+        """Patches the grid of DeepSpeed's pipelines."""
+        self.wrap(module.PipelineParallelGrid, "__init__", after=self._stage_made)
+
     def adopt(self, instance: Any) -> None:
-        """Notes a mesh or a stage."""
-        note_instance = self._stage_made if hasattr(instance, "stage_index") else self._mesh_made
+        """Notes a mesh, a stage or a grid."""
+        is_mesh = hasattr(instance, "mesh_dim_names")
+        note_instance = self._mesh_made if is_mesh else self._stage_made
         note_instance(None, None, instance)
 
     def look(self) -> None:
@@ -141,7 +149,7 @@ class Dimensions(Backend):
         # FSDP2 keeps its shards as DTensors, too: without the test they pass for tensor parallelism
         split = {id(pg): (pg, str(Dim.TP)) for pg in split_along(params) if id(pg) not in data}
         alive = [stage for ref in self._stages if (stage := ref()) is not None]
-        stages = {id(pg): (pg, str(Dim.PP)) for pg in map(group_of_stage, alive) if pg is not None}
+        stages = {id(pg): (pg, str(dim)) for stage in alive for pg, dim in groups_of_stage(stage)}
         return data | split | stages
 
 
@@ -153,11 +161,15 @@ def group_of_mesh(mesh: Any, dim: int) -> Any:
     return None
 
 
-def group_of_stage(stage: Any) -> Any:
-    """Returns the process group of a pipeline's stage, by default that of all ranks."""
+def groups_of_stage(stage: Any) -> Iterator[tuple[Any, Dim]]:
+    """Yields the process group of a pipeline's stage, by default that of all ranks; a grid has three."""
     from torch.distributed import distributed_c10d
 
-    return getattr(stage, "group", None) or distributed_c10d._world.default_pg
+    if hasattr(stage, "pp_proc_group"):
+        groups = ((getattr(stage, name), dim) for name, dim in GRID_GROUPS.items())
+        yield from ((pg, dim) for pg, dim in groups if dim is not Dim.TP or pg.size() > 1)
+    elif (pg := getattr(stage, "group", None) or distributed_c10d._world.default_pg) is not None:
+        yield pg, Dim.PP
 
 
 def data_groups(module: Any) -> Iterator[tuple[Any, Dim]]:

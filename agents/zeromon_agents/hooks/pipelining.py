@@ -2,12 +2,13 @@
 
 A stage calls one of three methods for each action of its schedule, whatever the schedule. The order of
 the calls is the schedule's own table of actions. Private names of torch that the hooks use stand here;
-each has a canary test.
+each has a canary test. DeepSpeed's PipelineEngine runs instructions from a table of its own instead.
 """
 
 import time
 import weakref
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,11 @@ from zeromon_agents.runtime.hook_context import ON
 SCHEDULES = "torch.distributed.pipelining.schedules"
 MESSAGES = ("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops")
 """The stage methods that the schedules call before they send or receive."""
+
+ENGINE = "deepspeed.runtime.pipe.engine"
+# Of DeepSpeed's instructions; the others send, receive or reduce
+_LOAD, _BACKWARD = "LoadMicroBatch", "BackwardPass"
+_COMPUTES = {"ForwardPass": StageAction.FORWARD, _BACKWARD: StageAction.BACKWARD}
 
 _MAX_SCHEDULES = 32
 
@@ -42,10 +48,14 @@ class Pipelining(Backend):
     """The number of the schedule that was described last."""
     _models: Iterable[weakref.ref[Any]] = ()
     """Those of its stages that were registered here."""
+    _chunks: dict[str, int] | None = None
+    """The forwards and backwards that have ended in DeepSpeed's batch; None outside of one."""
 
     def hooks(self) -> Iterable[ImportHook]:
         """Patches stages and schedules."""
-        return ((STAGE, self.watch_stage), (SCHEDULES, self.watch_schedules))
+        return (
+            (STAGE, self.watch_stage), (SCHEDULES, self.watch_schedules), (ENGINE, self.watch_engine),
+        )  # fmt: skip
 
     def watch_stage(self, module: Any) -> None:
         """Patches the base class of all stages."""
@@ -70,20 +80,36 @@ class Pipelining(Backend):
         loss = around(self.context, self._loss_begins, self._ends)
         self.patches.wrap_in(module._PipelineSchedule, "_maybe_compute_loss", loss)
 
+    def watch_engine(self, module: Any) -> None:
+        """Patches DeepSpeed's pipeline: its instructions are methods in a table."""
+        engine = module.PipelineEngine
+        batch = around(self.context, self._batch_begins, self._batch_ends, scoped=True)
+        self.patches.wrap(engine, "train_batch", batch)
+        table = dict(engine._INSTRUCTION_MAP)
+        for instruction, method in table.items():
+            begin_hook = partial(self._instruction_begins, instruction.__name__)
+            table[instruction] = around(self.context, begin_hook, self._instruction_ends)(method)
+        self.patches.set(engine, "_INSTRUCTION_MAP", table)
+
     # ---- one call of a schedule ----------------------------------------------------------------
 
     def _call_begins(self, schedule: Any, *args: Any, **kwargs: Any) -> object:
         self.steps.pipeline_begins(schedule, args, kwargs)
         if not schedule._has_backward:  # an evaluation
             return None
-        described = describe_schedule(schedule)
+        if self._describe(describe_schedule(schedule)):
+            self._register(_rank_stages(schedule))
+        return time.monotonic_ns()
+
+    def _describe(self, described: dict[str, Any]) -> bool:
+        """Writes a description; returns whether it is new."""
         # Each description stays in the name table, and a script may make schedules without end
-        if described != self._written and self._number < _MAX_SCHEDULES:
+        is_new = described != self._written and self._number < _MAX_SCHEDULES
+        if is_new:
             self._written = described
             self._number += 1
             self.context.add_metadata(pipeline=described)
-            self._register(_rank_stages(schedule))
-        return time.monotonic_ns()
+        return is_new
 
     def _register(self, stages: Iterable[Any]) -> None:
         """Registers the models of *stages* that no wrapper registers, in place of those before."""
@@ -94,10 +120,51 @@ class Pipelining(Backend):
         self._models = [weakref.ref(module) for module in modules]
 
     def _call_ends(self, from_ns: int | None, _: Any, schedule: Any, *__: Any) -> None:
+        self._end_call(from_ns, schedule._n_microbatches)
+
+    def _end_call(self, from_ns: int | None, micro_batches: int) -> None:
         self.steps.pipeline_ends()
         if from_ns is not None and self.context.mode == ON:
-            micro_batches = schedule._n_microbatches
             self.context.emit(Kind.STAGE, from_ns, self._number, micro_batches, op=StageAction.CALL)
+
+    # ---- DeepSpeed ----------------------------------------------------------------------------
+
+    def _batch_begins(self, engine: Any, *_: Any, **__: Any) -> int:
+        self.steps.pipeline_begins(engine, (), {})
+        self._describe(describe_engine(engine))
+        self._chunks = {}
+        return time.monotonic_ns()
+
+    def _batch_ends(self, from_ns: int | None, _: Any, engine: Any, *__: Any) -> None:
+        self._chunks = None
+        self._end_call(from_ns, engine.micro_batches)
+
+    def _instruction_begins(
+        self, name: str, engine: Any, buffer_id: int = 0, *_: Any, **__: Any
+    ) -> object:
+        if self._chunks is None:  # an evaluation, or the agent came within a batch
+            return SKIP
+        self.context.unit = self.context.unit_id(f"stage {engine.stage_id}", {"kind": "pipeline"})
+        # The engine's own hook is around the backward of the last stage alone
+        if name == _BACKWARD and not engine.is_last_stage():
+            self.steps.backward_begins()
+        return name, buffer_id, time.monotonic_ns()
+
+    def _instruction_ends(
+        self, opening: tuple[str, int, int] | None, _: Any, engine: Any, *__: Any
+    ) -> None:
+        if opening is None or self._chunks is None:
+            return
+        name, buffer_id, start_ns = opening
+        if name == _LOAD and engine.is_first_stage():
+            self.steps.batches.received(id(engine), (engine.pipe_buffers["inputs"][buffer_id],), {})
+        if name in _COMPUTES:
+            action, chunk = _COMPUTES[name], self._chunks.get(name, 0)
+            if self.context.mode == ON and engine.device.type == "cpu":
+                self.context.emit(Kind.STAGE, start_ns, engine.stage_id, chunk, op=action)
+            self._chunks[name] = chunk + 1
+        if name == _BACKWARD and not engine.is_last_stage():
+            self.steps.backward_ends()
 
     # ---- one action ---------------------------------------------------------------------------
 
@@ -173,4 +240,15 @@ def describe_schedule(schedule: Any) -> dict[str, Any]:
         "micro_batches": schedule._n_microbatches,
         "stage_ranks": [ranks[placed[stage]] for stage in sorted(placed)],
         "device": stages[0].device.type,
+    }
+
+
+def describe_engine(engine: Any) -> dict[str, Any]:
+    """Returns the metadata of DeepSpeed's PipelineEngine, whose only schedule of training is 1F1B."""
+    return {
+        "schedule": "1F1B",
+        "stages": engine.num_stages,
+        "micro_batches": engine.micro_batches,
+        "stage_ranks": list(engine.grid.pp_group),
+        "device": engine.device.type,
     }

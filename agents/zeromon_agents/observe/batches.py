@@ -317,8 +317,8 @@ class Evaluation:
             self._close(self._seen_ns)
 
     def stop(self) -> None:
-        """Forgets the evaluation under way."""
-        self._close(0)
+        """Ends the evaluation under way with its last forward; forgets one without a forward."""
+        self._close(self._seen_ns)
 
     def _close(self, end_ns: int) -> None:
         since_ns, self._since, self._untrained = self._since, 0, False

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch._dynamo.callback
-from support import Node, train_command
+from support import LAUNCH, Node, train_command
 
 from zeromon.fold.ledger import LAUNCHER
 from zeromon.readout.ledger import job_ledger
@@ -72,3 +72,30 @@ def test_a_rank_that_is_late_for_one_activity_is_late_for_that(
     )
     assert max(first, key=first.__getitem__) == cause
     assert max(second, key=second.__getitem__) == "waiting"
+
+
+INFERENCE = """
+import time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(nn.Linear(4, 4)).eval()
+with torch.no_grad():
+    for _ in range(20):
+        model(torch.randn(2, 4))
+        time.sleep(0.02)
+"""
+
+
+def test_a_program_that_only_evaluates_has_its_time(node: Node, tmp_path: Path) -> None:
+    """No step, and no call of ``train()``: its last forward ends the evaluation."""
+    script = tmp_path / "inference.py"
+    script.write_text(INFERENCE)
+    result = node.run([*LAUNCH, "2", str(script)])
+    assert result.code == 0, result.output
+    for rank in result.snapshot.ranks:
+        (row,) = [row for row in rank.ledger.activities if row.phase == "evaluation"]
+        assert row.count == 1 and row.seconds >= 19 * 0.02

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from zeromon_agents.hooks.dimensions import MESH, STAGE as PIPELINE_STAGE
 from zeromon_agents.hooks.fsdp1 import RUNTIME, WRAPPER
 from zeromon_agents.hooks.fsdp2 import PARAM_GROUP, STATE
-from zeromon_agents.hooks.pipelining import MESSAGES, SCHEDULES
+from zeromon_agents.hooks.pipelining import ENGINE as PIPELINE_ENGINE, MESSAGES, SCHEDULES
 from zeromon_agents.hooks.process_groups import PAYLOADS
 from zeromon_agents.runtime.bootstrap import missing_parts, start_in_run
 
@@ -66,6 +66,7 @@ def test_the_methods_that_fsdp_calls_are_there() -> None:
         (SCHEDULES, "PipelineScheduleSingle", "step"),
         (SCHEDULES, "PipelineScheduleMulti", "step"),
         (SCHEDULES, "_PipelineSchedule", "_maybe_compute_loss"),
+        (PIPELINE_ENGINE, "PipelineEngine", "train_batch _INSTRUCTION_MAP is_first_stage is_last_stage"),
         (RUNTIME, "", "_unshard _reshard _reduce_grad"),
         (WRAPPER, "FullyShardedDataParallel", "__init__ forward"),
         (MESH, "DeviceMesh", "__init__ get_group"),

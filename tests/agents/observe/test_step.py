@@ -238,6 +238,24 @@ def test_the_batches_of_an_evaluation_with_eval_do_not_count_twice(
     assert len(ended) == 1
 
 
+def test_a_program_that_only_evaluates_ends_with_its_last_forward(
+    loop: tuple[Steps, RingReader],
+) -> None:
+    """Inference alone: no call of ``train()`` ends it, and no step."""
+    steps, _ = loop
+    ended: list[tuple[int, int]] = []
+    steps.evaluation.on_end = lambda begin, end: ended.append((begin, end))
+    for forwards in (0, 3):
+        steps.evaluation.begins(torch.nn.Linear(1, 1))
+        with torch.no_grad():
+            for _ in range(forwards):
+                steps.forward_begins(steps, (), {})
+                steps.forward_ends()
+        last_ns = time.monotonic_ns()
+        steps.evaluation.stop()
+    assert len(ended) == 1 and ended[0][0] < ended[0][1] <= last_ns
+
+
 @pytest.mark.parametrize("evaluations", [1, 2, 7])
 def test_a_closure_of_the_optimizer_is_one_micro_step(
     loop: tuple[Steps, RingReader], evaluations: int

@@ -38,7 +38,7 @@ def tiny_collectives(run: RunSnapshot) -> Iterable[Match]:
     rank = worst_rank(run)
     if rank is None or not rank.communication.exposed_ratio:
         return
-    if (of_script := _script_all_reduces(rank)) is not None:
+    if (of_script := _script_all_reduces(run, rank)) is not None:
         yield of_script
         return
     calls, nbytes, seconds, count = tiny_call_shares(rank.communication.traffic)
@@ -75,14 +75,16 @@ _STACKED = (
 _WRAPPED = "- dist.all_reduce(p.grad)  # of each parameter\n+ model = DistributedDataParallel(model)"
 
 
-def _script_all_reduces(rank: RankSnapshot) -> Match | None:
+def _script_all_reduces(run: RunSnapshot, rank: RankSnapshot) -> Match | None:
     """Many small all-reduces that the script issues itself: they belong to no unit or bucket."""
     rows = [row for row in rank.communication.traffic if row.op == "all_reduce" and not row.unit]
     calls, waits, nbytes = (_call_count(rows), exposed_seconds(rows), sum(row.nbytes for row in rows))
     share = share_of_step(rank, waits)
     if calls < _MANY_TINY or share < _NOTICEABLE.warning or nbytes > calls * MIB:
         return None
-    location = busiest_line(rank, communicates=True)
+    # All ranks run one script, and the agent of this one may have seen too few lines
+    locations = (busiest_line(any_rank, communicates=True) for any_rank in (rank, *run.ranks))
+    location = next(filter(None, locations), "")
     params = rank.config.process.get("params_bytes", 0)
     # A wrapper reduces gradients itself: what the script averages beside it is something else
     averages = rank.sharding_strategy == Strategy() and 0 < AVERAGED * params <= nbytes
