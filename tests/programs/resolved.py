@@ -1,12 +1,14 @@
 """Starts launches as accelerate and torchrun do, on one rank of the CPU, and prints the values in effect.
 
-A list of ``[folder, command]`` comes as JSON on the standard input. For each, a process forked from this
-one runs the command's script, up to its first optimizer step. One line of JSON has what the objects of
+A list of ``[folder, command]`` comes as JSON on the standard input. For each, a process
+forked from this one runs the command's script, up to its first optimizer step. One line of JSON has what the objects of
 transformers, accelerate and DeepSpeed hold then, or the error that they raised.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import runpy
@@ -14,17 +16,22 @@ import shlex
 import socket
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 
-import deepspeed  # noqa: F401
 import torch
 import transformers
 from accelerate.commands import launch as accelerate_launch
 from accelerate.utils import launch as accelerate_environment
+from deepspeed.comm.torch import build_shm_op
 
-RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+FRAMEWORKS = ("torch", "transformers", "accelerate", "deepspeed")
+RANK = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+}  # fmt: skip
 
 
 def split_command(command: str) -> tuple[dict[str, str], list[str]]:
@@ -41,16 +48,16 @@ def split_command(command: str) -> tuple[dict[str, str], list[str]]:
         return variables, words[script:]
     assert words[:2] == ["accelerate", "launch"], words
     parser = accelerate_launch.launch_command_parser()
-    options, _, _ = accelerate_launch._validate_launch_command(parser.parse_args(words[2:]))
+    started: list[Any] = []
+    for name in ("deepspeed_launcher", "multi_gpu_launcher", "simple_launcher"):
+        setattr(accelerate_launch, name, started.append)
+    accelerate_launch.launch_command(parser.parse_args(words[2:]))
+    [options] = started
     if options.use_deepspeed:
         _, made = accelerate_environment.prepare_deepspeed_cmd_env(options)
     else:
         made = accelerate_environment.prepare_multi_gpu_env(options)
     return {**variables, **made}, [options.training_script, *options.training_script_args]
-
-
-class FirstStepDone(Exception):  # noqa: N818
-    """Ends the script after its first optimizer step."""
 
 
 def values_of_engine(engine: Any) -> dict[str, Any]:
@@ -63,26 +70,27 @@ def values_of_engine(engine: Any) -> dict[str, Any]:
         "ZeRO stage": engine.zero_optimization_stage(),
         "precision": next((name for name, is_on in kinds.items() if is_on), "fp32"),
         "whole batch": engine.train_batch_size(),
-        "offload of optimizer": str(getattr(zero.offload_optimizer, "device", "none")).rpartition(".")[2],
+        "offload of optimizer": str(getattr(zero.offload_optimizer, "device", "none")).rpartition(".")[
+            2
+        ],
     }
 
 
-def values_of_trainer(trainer: Any) -> dict[str, Any]:
+def values_of_trainer(trainer: Any, batches: list[int]) -> dict[str, Any]:
     arguments, accelerator = trainer.args, trainer.accelerator
     values = {
-        "micro-batch": trainer._train_batch_size,
-        "accumulation": accelerator.gradient_accumulation_steps,
+        "micro-batch": batches[0],
+        "accumulation": len(batches),
         "clipping": arguments.max_grad_norm,
         "precision": "fp32" if accelerator.mixed_precision == "no" else accelerator.mixed_precision,
-        "whole batch": trainer._train_batch_size * accelerator.gradient_accumulation_steps,
+        "whole batch": sum(batches),
     }
     engine = getattr(accelerator, "deepspeed_engine_wrapped", None)
     if engine is not None:
         values |= values_of_engine(engine.engine)
     scheduler = trainer.lr_scheduler
-    base = getattr(scheduler, "base_lrs", None) or getattr(scheduler, "max_lrs", None)
     inner = getattr(scheduler, "scheduler", scheduler)
-    base = base or getattr(inner, "base_lrs", None)
+    base = getattr(inner, "base_lrs", None) or getattr(inner, "max_lrs", None)
     return values | {
         "learning rate": base[0] if base else None,
         "scheduler class": type(inner).__name__,
@@ -90,13 +98,10 @@ def values_of_trainer(trainer: Any) -> dict[str, Any]:
     }
 
 
-def values_of_accelerator(accelerator: Any) -> dict[str, Any]:
+def values_of_accelerator(accelerator: Any, batches: list[int]) -> dict[str, Any]:
     precision = accelerator.mixed_precision
-    values = {
-        "accumulation": accelerator.gradient_accumulation_steps,
-        "precision": "fp32" if precision == "no" else precision,
-    }
-    engine = accelerator.deepspeed_engine_wrapped
+    values = {"accumulation": len(batches), "precision": "fp32" if precision == "no" else precision}
+    engine = getattr(accelerator, "deepspeed_engine_wrapped", None)
     return values | (values_of_engine(engine.engine) if engine is not None else {})
 
 
@@ -106,28 +111,38 @@ def run(folder: str, command: str) -> dict[str, Any]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    variables, words = split_command(command)
-    os.environ.update({**variables, **RANK, "MASTER_PORT": port})
-    sys.argv = words
     try:
+        variables, words = split_command(command)
+        os.environ.update({**variables, **RANK, "MASTER_PORT": port})
+        sys.argv = words
         namespace = runpy.run_path(words[0], run_name="__main__")
+        batches = sys.modules["tiny_model"].BATCHES
+        if "trainer" in namespace:
+            return values_of_trainer(namespace["trainer"], batches)
+        return values_of_accelerator(namespace["accelerator"], batches)
     except (Exception, SystemExit):
         return {"error": traceback.format_exc(limit=-2)}
-    if "trainer" in namespace:
-        return values_of_trainer(namespace["trainer"])
-    return values_of_accelerator(namespace["accelerator"])
 
 
 def main() -> None:
     torch.set_num_threads(1)
+    build_shm_op()  # once: a child that loads it looks for a compiler
     transformers.logging.set_verbosity_error()
     for folder, command in json.load(sys.stdin):
+        reading, writing = os.pipe()
         pid = os.fork()
         if not pid:
-            with open(os.path.join(folder, "values.json"), "w") as file:
-                json.dump(run(folder, command), file, default=str)
-                file.flush()
+            Path(folder, "values.json").write_text(json.dumps(run(folder, command), default=str))
+            imported = [name for name in sys.modules if name.partition(".")[0] in FRAMEWORKS]
+            with os.fdopen(writing, "w") as pipe:
+                pipe.write(" ".join(imported))
             os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            # What a child imports late, the next one would import again: 8 seconds
+            for name in pipe.read().split():
+                with contextlib.suppress(Exception):
+                    importlib.import_module(name)
         os.waitpid(pid, 0)
 
 

@@ -1,9 +1,9 @@
 """Trains a Hugging Face model by any strategy; rank 0 prints the allocator's peak of each phase.
 
 ``peaks.py STRATEGY [--family llama] [--optimizer foreach] ...``; a line ``peaks {...}`` has bytes, of
-the last step: what stands between steps, the peak of forward, of the loss's own gradients, of the layers' backward and of
-the optimizer step, and how
-many parameters the model has. ``--config FILE`` writes the model's configuration there. Without a CUDA
+the last step: what stands between steps, the peaks of forward, of the loss's own gradients, of the
+layers' backward and of the optimizer step. ``numel`` is how many parameters the model has.
+``--config FILE`` writes the model's configuration there. Without a CUDA
 device the ranks are on the CPU, and torch's profiler reports each allocation of the CPU allocator.
 """
 
