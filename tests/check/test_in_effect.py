@@ -1,7 +1,7 @@
-"""The figures that `zeromon check` states for a launch, against the values of the frameworks that run it.
+"""The figures that `zeromon check` states for a launch, against the values in effect.
 
-Each launch runs on one rank of the CPU: transformers' Trainer or accelerate, and DeepSpeed where the launch
-asks for it, take an optimizer step of a small model. The values are read from their objects.
+Each launch runs on one rank of the CPU: transformers' Trainer or accelerate, and DeepSpeed where it
+is asked for, take an optimizer step of a small model. The values are read from their objects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def tiny():
     model.register_forward_pre_hook(count, with_kwargs=True)
     return model
 def rows():
-    return [{"input_ids": torch.zeros(4, dtype=torch.long), "labels": torch.zeros(4, dtype=torch.long)}] * 64
+    tokens = torch.zeros(4, dtype=torch.long)
+    return [{"input_ids": tokens, "labels": tokens}] * 64
 """
 PARSED = """\
 from transformers import HfArgumentParser, Trainer, TrainingArguments
@@ -43,7 +44,8 @@ trainer.train()
 STATED = """\
 from transformers import Trainer, TrainingArguments
 from tiny_model import rows, tiny
-args = TrainingArguments("out", max_steps=1, use_cpu=True, report_to="none", save_strategy="no", {stated})
+args = TrainingArguments("out", max_steps=1, use_cpu=True, report_to="none", save_strategy="no",
+    {stated})
 trainer = Trainer(model=tiny(), args=args, train_dataset=rows())
 trainer.train()
 """
@@ -70,7 +72,8 @@ TORCHRUN = "torchrun --nproc_per_node 1 train.py"
 ZERO2: dict[str, Any] = {
     "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
-    "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}, "zero_allow_untested_optimizer": True,
+    "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2},
+    "zero_allow_untested_optimizer": True,
     "zero_force_ds_cpu_optimizer": False,
 }  # fmt: skip
 FIXED = ZERO2 | {

@@ -1,7 +1,8 @@
-"""Starts launches as accelerate and torchrun do, on one rank of the CPU, and prints the values in effect.
+"""Starts launches as accelerate and torchrun do, on one CPU rank, and prints the values in effect.
 
 A list of ``[folder, command]`` comes as JSON on the standard input. For each, a process
-forked from this one runs the command's script, up to its first optimizer step. One line of JSON has what the objects of
+forked from this one runs the command's script, up to its
+first optimizer step. One line of JSON has what the objects of
 transformers, accelerate and DeepSpeed hold then, or the error that they raised.
 """
 
