@@ -155,7 +155,8 @@ LAUNCHES: dict[str, tuple[str, dict[str, Any]]] = {
         f"{ENVIRONMENT} ACCELERATE_DEEPSPEED_CONFIG_FILE=ds.json {TORCHRUN}",
         {"ds.json": FIXED, "train.py": PLAIN.format(stated="")}),
     "environment, precision": (
-        f"env ACCELERATE_MIXED_PRECISION=bf16 {TORCHRUN}", {"train.py": PLAIN.format(stated="cpu=True")}),
+        f"env ACCELERATE_MIXED_PRECISION=bf16 {TORCHRUN}",
+        {"train.py": PLAIN.format(stated="cpu=True")}),
     "script against environment": (
         f"env ACCELERATE_MIXED_PRECISION=fp16 ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 {TORCHRUN}",
         {"train.py": PLAIN.format(
