@@ -8,7 +8,7 @@ from typing import Any
 from zeromon.check.accelerate import DEEPSPEED, FSDP, fsdp_options_of, kind_of
 from zeromon.check.deepspeed.conflicts import BATCH
 from zeromon.check.deepspeed.fields import ZERO, not_json, open_autos
-from zeromon.check.launch import COMMAND, Command
+from zeromon.check.launch import COMMAND, ENVIRONMENT, Command
 from zeromon.check.problem import AUTO, Config, Path, Problem, is_on, join_names, parse_whole
 from zeromon.check.scripts import Call, Script, Unknown, is_arguments, names_key
 from zeromon.check.trainer_arguments import (
@@ -119,6 +119,9 @@ def _accumulation_claims(s: Sources) -> list[Said]:
     name = "gradient_accumulation_steps"
     engine, stated = [*_engine_value(s, name)], [*_argument_of(s, name)]
     trains = any(is_arguments(call) for _, call in _argument_calls(s)) or bool(_parsed(s))
+    variable = s.command.environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
+    if variable is not None and not trains:  # Accelerator() takes it before its own argument
+        stated.insert(0, (variable.value, ENVIRONMENT))
     return [*_deepspeed_setting(s, name), *(stated + engine if trains else engine + stated)]
 
 

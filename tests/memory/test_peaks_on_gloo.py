@@ -1,0 +1,56 @@
+"""The peak of each part of a step by `zeromon plan`, against the CPU allocator under `zeromon run`.
+
+Two ranks on gloo train real models of transformers. torch's profiler reports what the CPU allocator
+holds at each allocation of any thread; the plan is that of tests/vgpu/test_peaks.py, made for a GPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from peak_plans import PEAK_ERROR, STEP_ERROR, read_measured, read_planned
+from support import LAUNCH, ROOT, Node
+
+SIZES = (
+    "--hidden", "256", "--layers", "4", "--heads", "4", "--vocabulary", "1024", "--length", "256",
+    "--batch", "2", "--bucket", "1000000", "--steps", "3",
+)  # fmt: skip
+"""3.7 million parameters; the peak is at the loss."""
+STRATEGIES = (
+    "ddp", "fsdp1", "fsdp2",
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("zero1", "zero2", "zero3")),
+)  # fmt: skip
+FAMILIES = ("llama", "gpt2", "qwen2")
+PART_ERROR = 0.05
+"""Of the parts below the peak, where ZeRO-2 and 3 hold up to 5 % less than planned."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_peak_is_that_of_the_cpu_allocator(
+    strategy: str, family: str, node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = ROOT / "tests" / "vgpu" / "programs" / "peaks.py"
+    arguments = (*SIZES, "--family", family)
+    config = tmp_path / "config.json"
+    command = [*LAUNCH, "2", str(program), strategy, *arguments, "--config", str(config)]
+    variables = {"DS_ACCELERATOR": "cpu"} if strategy.startswith("zero") else {}
+    run = node.run(command, **variables)
+    assert (run.code, len(run.snapshot.ranks)) == (0, 2), run.output
+    measured = read_measured(run.output)
+    row, numel = read_planned(config, strategy, arguments, capsys)
+    assert numel == measured["numel"]
+    parts = row["device_bytes_by_phase"]
+    pairs = {
+        "loss": (parts["loss"], max(measured["forward"], measured["loss"])),
+        "backward": (max(parts["backward"], parts["end of backward"]), measured["backward"]),
+        "optimizer step": (parts["optimizer step"], measured["step"]),
+    }
+    differences = {name: planned / actual - 1 for name, (planned, actual) in pairs.items()}
+    print(strategy, family, {name: f"{share:+.1%}" for name, share in differences.items()})
+    peak = max(actual for _, actual in pairs.values())
+    assert row["bytes"]["device"] == pytest.approx(peak, rel=PEAK_ERROR)
+    assert max(map(abs, differences.values())) < PART_ERROR, differences
+    if strategy != "zero3":
+        assert abs(differences["optimizer step"]) < STEP_ERROR
