@@ -1,6 +1,6 @@
 """Brings the virtual device into a Python process: called when Python starts, long before torch.
 
-Reads ``VGPU_LIBRARIES`` (the folder of the stand-ins) and ``VGPU_ARITHMETIC``.
+Reads ``VGPU_LIBRARIES`` (the folder of the stand-ins), ``VGPU_ARITHMETIC`` and ``VGPU_RANKS``.
 """
 
 from __future__ import annotations
@@ -68,3 +68,7 @@ def adapt(torch: Any) -> None:
         from zeromon_vgpu.arithmetic_mode import Arithmetic
 
         Arithmetic().__enter__()
+    if os.environ.get("VGPU_RANKS"):
+        from zeromon_vgpu import absent_ranks
+
+        absent_ranks.adapt(torch, Path(os.environ["VGPU_LIBRARIES"]))
