@@ -109,6 +109,7 @@ class Adapter:
         if made is not None and cpu in parent._device_types:
             lone = self.c10d.ProcessGroupGloo(made.get_group_store(), made.rank(), made.size())
             made._register_backend(cpu, self.c10d.ProcessGroup.BackendType.GLOO, lone)
+            made._set_group_name(options["group_name"])
         return made
 
     def transfer(self, original: Any, group: Any, tensors: Any, peer: int, tag: int) -> Any:
@@ -129,7 +130,8 @@ class Adapter:
         work = original(group, outputs, inputs, options)
         ranks, running = self.c10d.get_process_group_ranks(group), set(running_ranks())
         if outputs and not self.is_gloo(group, inputs) and not running.issuperset(ranks):
-            work.wait()
+            if work is not None:
+                work.wait()
             places = [place for place, rank in enumerate(ranks) if rank in running]
             for place in set(range(len(ranks))).difference(places):
                 source = places[max(0, bisect.bisect(places, place) - 1)]
@@ -166,7 +168,7 @@ class Adapter:
         """A work that has ended."""
         future = self.torch.futures.Future()
         future.set_result(value)
-        return self.c10d._create_work_from_future(future)
+        return self.torch._C._distributed_c10d._create_work_from_future(future)
 
     def run(
         self, group: Any, function: int, source: Any, target: Any, part: Any, reduction: Any = None, root: int = 0
