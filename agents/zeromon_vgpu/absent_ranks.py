@@ -1,6 +1,6 @@
 """Adapts torch.distributed to ranks that do not run: VGPU_RANKS names those that do.
 
-A group's communicator gets a tag with the global ranks of its members, where NCCL's configuration names a
+A communicator gets a tag with the global ranks of its members, where NCCL's configuration names a
 network. Groups of gloo connect to nobody: their collectives go through libnccl, on the host.
 """
 
@@ -16,7 +16,18 @@ from typing import Any
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, ALL_TO_ALL, GATHER, SCATTER = range(8)
 """Numbers of nccl::Function, and the two that the host has besides."""
-DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
+DTYPES = (
+    "int8",
+    "uint8",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+)
 REDUCTIONS = ("SUM", "PRODUCT", "MAX", "MIN", "AVG")
 """Names in the order of NCCL's numbers."""
 SETTINGS = {"TORCH_NCCL_BCAST_UNIQUEID": "0", "TORCH_NCCL_RANKS_PER_ROOT": str(1 << 30)}
@@ -105,7 +116,9 @@ class Adapter:
         cuda = self.torch.device("cuda", self.torch.cuda.current_device())
         opts = copy.deepcopy(options.get("opts") or parent._get_backend(cuda).options)
         opts.config.net_name = group_tag(options["group_name"], [world[rank] for rank in ranks])
-        made = original(parent, ranks, **{**options, "opts": opts, "device_types": [self.torch.device("cuda")]})
+        made = original(
+            parent, ranks, **{**options, "opts": opts, "device_types": [self.torch.device("cuda")]}
+        )
         if made is not None and cpu in parent._device_types:
             lone = self.c10d.ProcessGroupGloo(made.get_group_store(), made.rank(), made.size())
             made._register_backend(cpu, self.c10d.ProcessGroup.BackendType.GLOO, lone)
@@ -171,12 +184,23 @@ class Adapter:
         return self.torch._C._distributed_c10d._create_work_from_future(future)
 
     def run(
-        self, group: Any, function: int, source: Any, target: Any, part: Any, reduction: Any = None, root: int = 0
+        self,
+        group: Any,
+        function: int,
+        source: Any,
+        target: Any,
+        part: Any,
+        reduction: Any = None,
+        root: int = 0,
     ) -> None:
         """Runs a collective of the host; *part*: a tensor of the size that each rank counts."""
         reduces = function in (ALL_REDUCE, REDUCE_SCATTER, REDUCE)
         sent, received = source.detach().cpu().contiguous(), target.detach().cpu().contiguous()
-        kind = str(part.dtype).removeprefix("torch.") if reduces and part.dtype != self.torch.bool else "uint8"
+        kind = (
+            str(part.dtype).removeprefix("torch.")
+            if reduces and part.dtype != self.torch.bool
+            else "uint8"
+        )
         count = part.numel() if reduces else part.numel() * part.element_size()
         names = [name for name in REDUCTIONS if reduction == getattr(self.c10d.ReduceOp, name)]
         number = REDUCTIONS.index(names[0]) if names else 0
@@ -185,7 +209,8 @@ class Adapter:
         tag = group_tag(group.group_name, self.c10d.get_process_group_ranks(group))
         error = self.nccl.vgpu_host_collective(
             tag.encode(), group.rank(), function, ctypes.c_void_p(sent.data_ptr()),
-            ctypes.c_void_p(received.data_ptr()), ctypes.c_uint64(count), DTYPES.index(kind), number, root,
+            ctypes.c_void_p(received.data_ptr()), ctypes.c_uint64(count), DTYPES.index(kind), number,
+            root,
         )  # fmt: skip
         if error:
             raise RuntimeError(f"the virtual NCCL refuses a collective of {group.group_name}: {error}")
@@ -206,7 +231,7 @@ class Adapter:
         def reduce(group: Any, tensors: Any, opts: Any) -> None:
             run(group, REDUCE, tensors[0], tensors[0], tensors[0], opts.reduceOp, opts.rootRank)
 
-        def gather_into(group: Any, output: Any, part: Any, opts: Any) -> None:
+        def gather_into(group: Any, output: Any, part: Any, _: Any) -> None:
             run(group, ALL_GATHER, part, output, part)
 
         def gather(group: Any, outputs: Any, parts: Any, opts: Any) -> None:
@@ -227,7 +252,7 @@ class Adapter:
         def reduce_scatter(group: Any, outputs: Any, inputs: Any, opts: Any) -> None:
             reduce_scatter_into(group, outputs[0], torch.stack(list(inputs[0])), opts)
 
-        def exchange(group: Any, output: Any, whole: Any, received: Any, sent: Any, opts: Any) -> None:
+        def exchange(group: Any, output: Any, whole: Any, received: Any, sent: Any, _: Any) -> None:
             if len({*received, *sent}) > 1:
                 raise NotImplementedError("all_to_all by gloo of unequal parts has no model")
             run(group, ALL_TO_ALL, whole, output, whole.reshape(group.size(), -1)[0])
