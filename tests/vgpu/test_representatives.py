@@ -12,6 +12,7 @@ from vgpu.conftest import CudaRun, CudaRunner
 
 pytestmark = pytest.mark.vgpu
 
+CUBLAS_WORKSPACES = 64 << 20
 SMALL = ("--layers", "2", "--hidden", "64", "--steps", "2", "--batch", "8")
 
 
@@ -24,15 +25,18 @@ def facts(run: CudaRun, rank: int) -> dict[str, Any]:
 
 
 def collectives(run: CudaRun, rank: int) -> list[tuple[str, int, str, str, int]]:
-    """Name, bytes, ranks, bytes on the bus and device time of each collective, in order."""
-    return [
-        (o.name, o.bytes, o.detail["ranks"], o.detail.get("bus_bytes", ""), o.end - o.transfer)
-        for o in run.truth(rank).of("collective")
-    ]
+    """Name, bytes, ranks, bytes on the bus and device time of each collective, in order.
+
+    Transfers have no time: those of a group end one by one, from when each peer came.
+    """
+    found = []
+    for o in run.truth(rank).of("collective"):
+        taken = o.end - o.transfer if "bus_bytes" in o.detail else 0
+        found.append((o.name, o.bytes, o.detail["ranks"], o.detail.get("bus_bytes", ""), taken))
+    return found
 
 
-@pytest.mark.short
-@pytest.mark.parametrize("bound", ["", "1"])
+@pytest.mark.parametrize("bound", ["", pytest.param("1", marks=pytest.mark.short)])
 def test_sums_count_ranks_that_are_absent(cuda_run: CudaRunner, bound: str) -> None:
     """Groups by name and, of a bound device, groups that are split off; 8 nodes of 8 ranks."""
     run = cuda_run(
@@ -48,6 +52,10 @@ def test_sums_count_ranks_that_are_absent(cuda_run: CudaRunner, bound: str) -> N
         assert found["part"] == 64 * rank
         assert (found["scattered"], found["broadcast"]) == (rank, {"from": 0})
     assert facts(run, 0)["collected"] == stand_ins
+    exchange = [one for one in run.truth(8).of("collective") if "SendRecv" in one.name][-1]
+    assert exchange.end - exchange.start == pytest.approx(
+        30e3 + 256 / 45, abs=2
+    )  # with rank 7, of node 0
 
 
 def test_a_group_whose_first_rank_is_absent_works(cuda_run: CudaRunner) -> None:
@@ -71,7 +79,10 @@ def test_collectives_are_those_of_a_job_all_of_whose_ranks_run(cuda_run: CudaRun
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "hsdp", "zero3"])
 def test_a_step_is_that_of_a_job_all_of_whose_ranks_run(cuda_run: CudaRunner, strategy: str) -> None:
-    """Collectives and their times, and the peak of each device."""
+    """Collectives and their times, and the peak of each device.
+
+    Blocks of several streams are free once the host sees their events: the peak depends on its speed.
+    """
     running = (0, 1, 8, 15)
     names = ",".join(map(str, running))
     words = ("train.py", strategy, *SMALL)
@@ -79,7 +90,7 @@ def test_a_step_is_that_of_a_job_all_of_whose_ranks_run(cuda_run: CudaRunner, st
     all_ = cuda_run(*words, ranks=16, nodes=2, forked=strategy != "zero3")
     for rank in running:
         assert collectives(some, rank) == collectives(all_, rank)
-        assert peak(some, rank) == peak(all_, rank) > 0
+        assert peak(some, rank) == pytest.approx(peak(all_, rank), rel=0.01)
 
 
 def peak(run: CudaRun, rank: int) -> int:
@@ -95,7 +106,9 @@ def test_four_ranks_stand_for_1024(cuda_run: CudaRunner) -> None:
     run = cuda_run("large.py", ranks=1024, nodes=128, changes=changes, VGPU_RANKS="0,1,8,1023")
     for rank in (0, 1, 8, 1023):
         found = facts(run, rank)
-        assert found["states"] == pytest.approx(16 * found["parameters"] / 1024, rel=0.01)
+        states = 16 * found["parameters"] / 1024
+        assert found["states"] == pytest.approx(states + CUBLAS_WORKSPACES, rel=0.01)
+        assert found["host"] < 1 << 30
         assert {sizes for _, _, sizes, _, _ in collectives(run, rank)} == {"1024"}
     seconds = collectives(run, 0)[0][4] / 1e9
     assert seconds == pytest.approx(30e-6 + int(collectives(run, 0)[0][3]) / 45e9, rel=1e-6)

@@ -125,7 +125,8 @@ Result join_by_id(Comm** out, int size, const UniqueId& id, int rank, const void
     tag.name += "/" + std::to_string(low) + ":" + std::to_string(high);
     tag.ranks = {tag.ranks[static_cast<std::size_t>(low)], tag.ranks[static_cast<std::size_t>(high)]};
   }
-  if (tag.ranks.size() != static_cast<std::size_t>(size)) return unsupported("ncclCommInitRank", kUntagged);
+  if (tag.ranks.size() != static_cast<std::size_t>(size))
+    return unsupported("ncclCommInitRank", kUntagged);
   return join(out, size, next_name(tag.name), rank, std::move(tag.ranks));
 }
 

@@ -65,7 +65,7 @@ struct Split {
 struct Shared {
   std::atomic<int> joined, running, gone;  // `running`: members that are to join
   int size;                                // with those that are absent
-  std::atomic<bool> left[kMaxRanks];  // by ncclCommDestroy or ncclCommAbort
+  std::atomic<bool> left[kMaxRanks];       // by ncclCommDestroy or ncclCommAbort
   std::atomic<std::uint64_t> launched[kMaxRanks][kFunctions];
   int rank[kMaxRanks], pid[kMaxRanks], seat[kMaxRanks], device[kMaxRanks], node[kMaxRanks];
   Split splits[kSplits][kMaxRanks];
@@ -126,8 +126,8 @@ bool pull(const Comm& comm, int place, void* to, const void* from, std::size_t b
 void reduce(const Comm& comm, const void* const* sources, std::size_t offset, std::size_t count,
             int type, int reduction, void* out);
 
-// What a rank receives of a collective, from the addresses of the running ranks' bytes. Empty: its target
-// stays as it is, as where the root is absent.
+// What a rank receives of a collective, from the addresses of the running ranks' bytes. Empty: its
+// target stays as it is, as where the root is absent.
 std::vector<char> received_bytes(const Comm& comm, Function function, const void* const* sources,
                                  std::uint64_t count, int type, int reduction, int root);
 

@@ -153,10 +153,11 @@ private:
       return true;
     static std::atomic<bool> said{false};
     if (!said.exchange(true))
-      vgpu::complain("nccl", ("rank " + std::to_string(r_.comm->running[static_cast<std::size_t>(place)]) +
-                               " calls another collective than rank " +
-                              std::to_string(r_.comm->rank) + ": both hang, as with NCCL")
-                                 .c_str());
+      vgpu::complain("nccl",
+                     ("rank " + std::to_string(r_.comm->running[static_cast<std::size_t>(place)]) +
+                      " calls another collective than rank " + std::to_string(r_.comm->rank) +
+                      ": both hang, as with NCCL")
+                         .c_str());
     return false;
   }
 
@@ -170,8 +171,8 @@ private:
     std::vector<const void*> sources(r_.comm->running.size());
     for (std::size_t place = 0; place < sources.size(); ++place)
       sources[place] = payloads[place].source;
-    result_ = received_bytes(*r_.comm, r_.function, sources.data(), r_.count, r_.type, r_.reduction,
-                             r_.root);
+    result_ =
+        received_bytes(*r_.comm, r_.function, sources.data(), r_.count, r_.type, r_.reduction, r_.root);
   }
 
   void flip_bit() {

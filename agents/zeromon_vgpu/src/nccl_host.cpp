@@ -57,8 +57,8 @@ VGPU_API int vgpu_host_collective(const char* tag, int rank, int function, const
     if (from != kAbsent) {
       result.resize(bytes);
       auto offset = static_cast<std::size_t>(comm->rank) * bytes;
-      pull(*comm, from, result.data(), static_cast<const char*>(sources[static_cast<std::size_t>(from)]) + offset,
-           bytes);
+      pull(*comm, from, result.data(),
+           static_cast<const char*>(sources[static_cast<std::size_t>(from)]) + offset, bytes);
     }
   } else if (function != kGather || rank == root) {
     auto known = function == kGather ? Function::all_gather : static_cast<Function>(function);

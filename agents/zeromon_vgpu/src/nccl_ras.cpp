@@ -54,7 +54,8 @@ std::string joined(const std::vector<std::string>& items) {
 
 std::string rank_text(const Shared& shared, int place, const std::string& status) {
   std::ostringstream out;
-  out << "{\"rank\": " << shared.rank[place] << ", \"host\": \"127.0.0.1\", \"pid\": " << shared.pid[place]
+  out << "{\"rank\": " << shared.rank[place]
+      << ", \"host\": \"127.0.0.1\", \"pid\": " << shared.pid[place]
       << ", \"cuda_dev\": " << shared.device[place] << ", \"nvml_dev\": " << shared.device[place]
       << ", \"status\": {" << status << "}";
   return out.str();
@@ -94,7 +95,8 @@ std::string communicator_text(const Shared& shared, const std::string& name) {
   }
   if (!is_used) return "";
   std::ostringstream out;
-  out << "{\"hash\": \"" << comm_hash(name) << "\", \"secondary_hash\": \"0x0:0x0\", \"size\": " << shared.size
+  out << "{\"hash\": \"" << comm_hash(name)
+      << "\", \"secondary_hash\": \"0x0:0x0\", \"size\": " << shared.size
       << ", \"ranks_count\": " << present.size() << ", \"missing_ranks_count\": " << missing.size()
       << ",\n\"ranks\": [" << joined(present) << "],\n\"missing_ranks\": [" << joined(missing) << "]}";
   return out.str();

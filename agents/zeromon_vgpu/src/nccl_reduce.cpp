@@ -133,7 +133,8 @@ void reduce_as(const Comm& comm, const void* const* sources, std::size_t offset,
       }
     }
     for (std::size_t i = 0; i < size; ++i) {
-      if (reduction == average) total[i] = static_cast<Wide>(total[i] / static_cast<Wide>(comm.places()));
+      if (reduction == average)
+        total[i] = static_cast<Wide>(total[i] / static_cast<Wide>(comm.places()));
       if (is_sum && comm.size != comm.places()) total[i] = scaled(total[i], comm.size, comm.places());
       narrow(total[i], out + begin + i);
     }
