@@ -74,20 +74,18 @@ class Adapter:
     """The changes of torch.distributed, on the library *nccl*."""
 
     def __init__(self, torch: Any, nccl: ctypes.CDLL) -> None:
-        from torch.distributed import distributed_c10d
-
-        self.torch, self.nccl, self.c10d = torch, nccl, distributed_c10d
-        group = distributed_c10d.ProcessGroup
+        self.torch, self.nccl, self.c10d = torch, nccl, torch.distributed.distributed_c10d
+        group = self.c10d.ProcessGroup
         wrap(torch.distributed.TCPStore, "__init__", start_store)
-        wrap(distributed_c10d, "_store_based_barrier", wait_for_running)
-        wrap(distributed_c10d.ProcessGroupNCCL, "__init__", self.start_nccl)
-        wrap(distributed_c10d.ProcessGroupGloo, "__init__", self.start_gloo)
+        wrap(self.c10d, "_store_based_barrier", wait_for_running)
+        wrap(self.c10d.ProcessGroupNCCL, "__init__", self.start_nccl)
+        wrap(self.c10d.ProcessGroupGloo, "__init__", self.start_gloo)
         wrap(group, "split_group", self.split_group)
         wrap(group, "barrier", self.barrier)
         for name, method in self.host_methods().items():
             wrap(group, name, self.on_host(method))
-        for name in ("send", "recv"):
-            wrap(group, name, self.transfer)
+        wrap(group, "send", self.transfer)
+        wrap(group, "recv", self.transfer)
         wrap(group, "gather", self.gather)
 
     def start_nccl(
@@ -97,7 +95,7 @@ class Adapter:
         """Tags the communicators of a backend."""
         kind = self.c10d.ProcessGroupNCCL.Options
         tagged = copy.deepcopy(options) if isinstance(options, kind) else kind()
-        if tagged is not options and not isinstance(options, kind):
+        if not isinstance(options, kind):
             tagged._timeout = options or timeout or self.c10d.default_pg_timeout
         ranks = tagged.global_ranks_in_group or range(size)
         tagged.config.net_name = group_tag(tagged.group_name, ranks)
@@ -116,9 +114,8 @@ class Adapter:
         cuda = self.torch.device("cuda", self.torch.cuda.current_device())
         opts = copy.deepcopy(options.get("opts") or parent._get_backend(cuda).options)
         opts.config.net_name = group_tag(options["group_name"], [world[rank] for rank in ranks])
-        made = original(
-            parent, ranks, **{**options, "opts": opts, "device_types": [self.torch.device("cuda")]}
-        )
+        types = [self.torch.device("cuda")]
+        made = original(parent, ranks, **{**options, "opts": opts, "device_types": types})
         if made is not None and cpu in parent._device_types:
             lone = self.c10d.ProcessGroupGloo(made.get_group_store(), made.rank(), made.size())
             made._register_backend(cpu, self.c10d.ProcessGroup.BackendType.GLOO, lone)
@@ -184,23 +181,14 @@ class Adapter:
         return self.torch._C._distributed_c10d._create_work_from_future(future)
 
     def run(
-        self,
-        group: Any,
-        function: int,
-        source: Any,
-        target: Any,
-        part: Any,
-        reduction: Any = None,
+        self, group: Any, function: int, source: Any, target: Any, part: Any, reduction: Any = None,
         root: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Runs a collective of the host; *part*: a tensor of the size that each rank counts."""
         reduces = function in (ALL_REDUCE, REDUCE_SCATTER, REDUCE)
         sent, received = source.detach().cpu().contiguous(), target.detach().cpu().contiguous()
-        kind = (
-            str(part.dtype).removeprefix("torch.")
-            if reduces and part.dtype != self.torch.bool
-            else "uint8"
-        )
+        has_type = reduces and part.dtype != self.torch.bool
+        kind = str(part.dtype).removeprefix("torch.") if has_type else "uint8"
         count = part.numel() if reduces else part.numel() * part.element_size()
         names = [name for name in REDUCTIONS if reduction == getattr(self.c10d.ReduceOp, name)]
         number = REDUCTIONS.index(names[0]) if names else 0

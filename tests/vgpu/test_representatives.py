@@ -18,9 +18,10 @@ SMALL = ("--layers", "2", "--hidden", "64", "--steps", "2", "--batch", "8")
 
 def facts(run: CudaRun, rank: int) -> dict[str, Any]:
     """What a rank printed."""
-    printed = re.search(rf"rank {rank} facts (\{{.*?\}}\n|\{{.*\}})", run.output)
+    printed = re.search(rf"rank {rank} facts ", run.output)
     assert printed is not None, run.output
-    values: dict[str, Any] = json.loads(printed[1])
+    values: dict[str, Any]
+    values, _ = json.JSONDecoder().raw_decode(run.output[printed.end() :])
     return values
 
 

@@ -66,7 +66,7 @@ def main() -> None:
     torch.cuda.synchronize()
     facts["seconds"] = time.monotonic() - started
     facts["bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"rank {rank} facts {json.dumps(facts)}", flush=True)
+    os.write(1, f"rank {rank} facts {json.dumps(facts)}\n".encode())  # in one piece
     dist.destroy_process_group()
 
 
