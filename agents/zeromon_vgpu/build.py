@@ -25,7 +25,7 @@ MODEL = ["cost", "machine", "memory", "schedule", "timeline"]
 STAND_INS = {
     "cudart": ["cudart", "cudart_streams", "cudart_memory", "cudart_kernels", "cudart_ipc"],
     "cuda": ["cuda"],
-    "nccl": ["nccl", "nccl_collectives", "nccl_reduce", "nccl_inspector", "nccl_ras"],
+    "nccl": ["nccl", "nccl_collectives", "nccl_reduce", "nccl_host", "nccl_inspector", "nccl_ras"],
     "cublas": ["cublas"],
     "cublasLt": ["cublaslt"],
     "cupti": ["cupti"],

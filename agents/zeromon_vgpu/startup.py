@@ -1,7 +1,8 @@
 """Brings the virtual device into a Python process: called when Python starts, long before torch.
 
-Reads ``VGPU_LIBRARIES`` (the folder of the stand-ins), ``VGPU_ARITHMETIC``, and ``VGPU_PLACES``: ranks
-of a node, ranks of the world, and which of them the processes of the launcher are: ``8 16 0 1 8``.
+Reads ``VGPU_LIBRARIES`` (the folder of the stand-ins), ``VGPU_ARITHMETIC``, ``VGPU_RANKS`` (of ranks
+that are simulated beside those that run), and ``VGPU_PLACES``: ranks of a node, ranks of the world,
+and which of them the processes of the launcher are: ``8 16 0 1 8``.
 """
 
 from __future__ import annotations
@@ -84,3 +85,7 @@ def adapt(torch: Any) -> None:
         from zeromon_vgpu.arithmetic_mode import Arithmetic
 
         Arithmetic().__enter__()
+    if os.environ.get("VGPU_RANKS"):
+        from zeromon_vgpu import absent_ranks
+
+        absent_ranks.adapt(torch, Path(os.environ["VGPU_LIBRARIES"]))

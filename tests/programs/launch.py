@@ -44,7 +44,9 @@ def environments(count: int, nodes: int = 1) -> list[dict[str, str]]:
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }  # fmt: skip
-    places = [(str(rank), *map(str, divmod(rank, ranks_per_node))) for rank in range(count)]
+    running = os.environ.get("VGPU_RANKS", "")  # the virtual device has no process for other ranks
+    ranks = [int(rank) for rank in running.split(",")] if running else range(count)
+    places = [(str(rank), *map(str, divmod(rank, ranks_per_node))) for rank in ranks]
     return [
         shared | {"RANK": rank, "GROUP_RANK": node, "LOCAL_RANK": local} for rank, node, local in places
     ]

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "device.h"
@@ -127,10 +128,33 @@ int global_rank() {
   return rank ? std::atoi(rank) : 0;
 }
 
-int my_node() {
+namespace {
+
+// Ranks of a node; 0 where no launcher says it.
+int ranks_per_node() {
   const char* ranks = std::getenv("LOCAL_WORLD_SIZE");
-  return ranks ? global_rank() / std::atoi(ranks) : 0;
+  return ranks ? std::atoi(ranks) : 0;
 }
+
+const std::set<int>& running_ranks() {
+  static const auto* ranks = [] {
+    auto* named = new std::set<int>;
+    const char* list = std::getenv("VGPU_RANKS");
+    std::istringstream words(list ? list : "");
+    for (std::string word; std::getline(words, word, ',');)
+      named->insert(std::stoi(word));
+    return named;
+  }();
+  return *ranks;
+}
+
+}  // namespace
+
+int node_of(int rank) { return ranks_per_node() ? rank / ranks_per_node() : 0; }
+int my_node() { return node_of(global_rank()); }
+int device_of(int rank) { return ranks_per_node() ? rank % ranks_per_node() : rank; }
+bool has_absent_ranks() { return !running_ranks().empty(); }
+bool runs(int rank) { return running_ranks().empty() || running_ranks().count(rank) > 0; }
 
 Reach reach_between(int node, int device, int other_node, int other_device) {
   if (node != other_node) return Reach::network;

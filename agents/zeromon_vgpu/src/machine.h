@@ -46,8 +46,14 @@ const std::vector<Fault>& faults();
 const Fault* planned(const char* kind, int device = -1);
 const std::string& folder();
 int global_rank();
-// Where the process runs: as torchrun places ranks, RANK / LOCAL_WORLD_SIZE.
+// Where a rank runs: as torchrun places ranks, RANK / LOCAL_WORLD_SIZE.
+int node_of(int rank);
 int my_node();
+// The device of a rank that does not run: its place on its node.
+int device_of(int rank);
+// Whether VGPU_RANKS, such as `0,1,8,1023`, names the ranks that run; without it, all do.
+bool has_absent_ranks();
+bool runs(int rank);
 
 // What joins two devices, the nearest first.
 enum class Reach { nvlink, pcie, network };

@@ -38,7 +38,7 @@ struct Request {
 void count_launch(Request& request) {
   Comm& comm = *request.comm;
   request.sequence = comm.next++;
-  request.number = comm.shared->launched[comm.rank][static_cast<int>(request.function)]++;
+  request.number = comm.shared->launched[comm.place][static_cast<int>(request.function)]++;
   request.call = issued++;
 }
 
@@ -73,7 +73,7 @@ public:
     Time began = start;
     start += delay_;
     auto* arrivals = r_.comm->shared->arrivals[r_.sequence % kSlots];
-    Arrival& mine = arrivals[r_.comm->rank];
+    Arrival& mine = arrivals[r_.comm->place];
     if (mine.tag != r_.sequence + 1) {
       mine.start = start;
       mine.unhindered = unhindered_start;
@@ -87,9 +87,10 @@ public:
     }
     Time latest = start;
     vgpu::Unhindered unhindered = unhindered_start;
-    for (int rank = 0; rank < r_.comm->size; ++rank) {
-      const Arrival& other = arrivals[rank];
-      if (other.tag != r_.sequence + 1 || !fits(other, rank)) return kUnknown;
+    // A rank that is absent comes with the last of those that run.
+    for (int place = 0; place < r_.comm->places(); ++place) {
+      const Arrival& other = arrivals[place];
+      if (other.tag != r_.sequence + 1 || !fits(other, place)) return kUnknown;
       latest = std::max(latest, other.start);
       unhindered.reach(other.unhindered);
     }
@@ -109,7 +110,7 @@ public:
     if (r_.comm->aborted || full_bytes(r_) > vgpu::machine().largest_payload) return true;
     if (stuck_) return false;
     auto* payloads = r_.comm->shared->payloads[r_.sequence % kSlots];
-    Payload& mine = payloads[r_.comm->rank];
+    Payload& mine = payloads[r_.comm->place];
     if (mine.posted != r_.sequence + 1) {
       mine.source = r_.source;
       mine.posted = r_.sequence + 1;
@@ -153,50 +154,32 @@ private:
   }
 
   // NCCL has no check of its own: ranks that call different things wait for ever.
-  bool fits(const Arrival& other, int rank) const {
+  bool fits(const Arrival& other, int place) const {
     if (other.function == static_cast<int>(r_.function) && other.count == r_.count &&
         other.type == r_.type && other.root == r_.root)
       return true;
     static std::atomic<bool> said{false};
     if (!said.exchange(true))
-      vgpu::complain("nccl", ("rank " + std::to_string(rank) + " calls another collective than rank " +
-                              std::to_string(r_.comm->rank) + ": both hang, as with NCCL")
-                                 .c_str());
+      vgpu::complain("nccl",
+                     ("rank " + std::to_string(r_.comm->running[static_cast<std::size_t>(place)]) +
+                      " calls another collective than rank " + std::to_string(r_.comm->rank) +
+                      ": both hang, as with NCCL")
+                         .c_str());
     return false;
   }
 
   bool all_have(const Payload* payloads, std::atomic<std::uint64_t> Payload::*tag) const {
-    for (int rank = 0; rank < r_.comm->size; ++rank)
-      if (payloads[rank].*tag < r_.sequence + 1) return false;
+    for (int place = 0; place < r_.comm->places(); ++place)
+      if (payloads[place].*tag < r_.sequence + 1) return false;
     return true;
   }
 
   void read(const Payload* payloads) {
-    std::size_t size = element_size(r_.type), bytes = r_.count * size;
-    auto ranks = static_cast<std::size_t>(r_.comm->size), me = static_cast<std::size_t>(r_.comm->rank);
-    std::vector<const void*> sources(ranks);
-    for (std::size_t rank = 0; rank < ranks; ++rank)
-      sources[rank] = payloads[rank].source;
-    if (r_.function == Function::reduce && r_.comm->rank != r_.root) return;
-    result_.resize(gathers(r_.function) ? bytes * ranks : bytes);
-    switch (r_.function) {
-      case Function::all_reduce:
-      case Function::reduce:
-        reduce(*r_.comm, sources.data(), 0, r_.count, r_.type, r_.reduction, result_.data());
-        break;
-      case Function::reduce_scatter:
-        reduce(*r_.comm, sources.data(), r_.count * me, r_.count, r_.type, r_.reduction, result_.data());
-        break;
-      case Function::broadcast: pull(*r_.comm, r_.root, result_.data(), sources[r_.root], bytes); break;
-      case Function::all_gather:
-      case Function::all_to_all:
-        for (std::size_t rank = 0; rank < ranks; ++rank) {
-          const auto* from = static_cast<const char*>(sources[rank]);
-          if (r_.function == Function::all_to_all) from += me * bytes;
-          pull(*r_.comm, static_cast<int>(rank), result_.data() + rank * bytes, from, bytes);
-        }
-        break;
-    }
+    std::vector<const void*> sources(r_.comm->running.size());
+    for (std::size_t place = 0; place < sources.size(); ++place)
+      sources[place] = payloads[place].source;
+    result_ =
+        received_bytes(*r_.comm, r_.function, sources.data(), r_.count, r_.type, r_.reduction, r_.root);
   }
 
   void flip_bit() {
@@ -213,6 +196,8 @@ private:
   bool stuck_ = false;
 };
 
+// A send to an absent rank is complete at once. What comes from one is what this rank sends to it in the
+// same group, if that is as much: an exchange of all with all is so with itself.
 class Transfers : public vgpu::Action {
 public:
   explicit Transfers(std::vector<Transfer> transfers) : transfers_(std::move(transfers)) {}
@@ -222,6 +207,7 @@ public:
     bool all = true;
     for (Transfer& t : transfers_) {
       if (Time aborted = t.comm->aborted) return std::max(start, aborted);
+      if (is_absent(t)) continue;
       Mail& mail = mail_of(t);
       auto& tag = t.is_send ? mail.sent : mail.received;
       if (tag != t.number + 1) {
@@ -233,18 +219,22 @@ public:
     }
     vgpu::Unhindered unhindered_latest;
     for (const Transfer& t : transfers_) {
-      const Mail& mail = mail_of(t);
-      if (mail.sent < t.number + 1 || mail.received < t.number + 1) {
-        all = false;
-        continue;
+      Time both = start;
+      vgpu::Unhindered one = unhindered_start;
+      if (!is_absent(t)) {
+        const Mail& mail = mail_of(t);
+        if (mail.sent < t.number + 1 || mail.received < t.number + 1) {
+          all = false;
+          continue;
+        }
+        both = std::max(mail.send_start, mail.receive_start);
+        one.reach(mail.unhindered_send);
+        one.reach(mail.unhindered_receive);
       }
-      Time both = std::max(mail.send_start, mail.receive_start);
       vgpu::Link link = link_at(reach_between(*t.comm, t.comm->rank, t.peer), both);
       latest = std::max(latest, both);
       auto ns = static_cast<Time>(link.latency_ns + static_cast<double>(t.bytes) / link.speed * 1e9);
       end = std::max(end, both + ns);
-      vgpu::Unhindered one = mail.unhindered_send;
-      one.reach(mail.unhindered_receive);
       one.add(ns, ns);
       unhindered_latest.reach(one);
     }
@@ -257,7 +247,11 @@ public:
   bool move() override {
     bool all = true;
     for (Transfer& t : transfers_) {
-      if (t.comm->aborted || static_cast<double>(t.bytes) > vgpu::machine().largest_payload) continue;
+      if (moves_none(t)) continue;
+      if (is_absent(t)) {
+        echo(t);
+        continue;
+      }
       Mail& mail = mail_of(t);
       if (t.is_send && mail.posted != t.number + 1) {
         mail.source = t.buffer;
@@ -267,10 +261,10 @@ public:
       }
     }
     for (Transfer& t : transfers_) {
-      if (t.comm->aborted || static_cast<double>(t.bytes) > vgpu::machine().largest_payload) continue;
+      if (moves_none(t) || is_absent(t)) continue;
       Mail& mail = mail_of(t);
       if (!t.is_send && mail.posted == t.number + 1 && mail.read != t.number + 1) {
-        pull(*t.comm, t.peer, t.buffer, mail.source, std::min(t.bytes, mail.bytes));
+        pull(*t.comm, t.comm->place_of(t.peer), t.buffer, mail.source, std::min(t.bytes, mail.bytes));
         mail.read = t.number + 1;
         ring_data(*t.comm, t.peer);
       }
@@ -296,6 +290,19 @@ public:
   }
 
 private:
+  static bool is_absent(const Transfer& t) { return t.comm->place_of(t.peer) == kAbsent; }
+
+  static bool moves_none(const Transfer& t) {
+    return t.comm->aborted || static_cast<double>(t.bytes) > vgpu::machine().largest_payload;
+  }
+
+  void echo(const Transfer& receive) const {
+    for (const Transfer& t : transfers_)
+      if (!receive.is_send && t.is_send && t.comm == receive.comm && t.peer == receive.peer &&
+          t.bytes == receive.bytes)
+        std::memmove(receive.buffer, t.buffer, t.bytes);
+  }
+
   static Mail& mail_of(const Transfer& t) {
     return t.is_send ? t.comm->mail(t.comm->rank, t.peer, t.number)
                      : t.comm->mail(t.peer, t.comm->rank, t.number);
@@ -330,6 +337,38 @@ void submit(const char* name, std::int64_t bytes, std::unique_ptr<vgpu::Action> 
 }
 
 }  // namespace
+
+std::vector<char> received_bytes(const Comm& comm, Function function, const void* const* sources,
+                                 std::uint64_t count, int type, int reduction, int root) {
+  std::size_t bytes = count * element_size(type);
+  auto ranks = static_cast<std::size_t>(comm.size), me = static_cast<std::size_t>(comm.rank);
+  std::vector<char> result;
+  if (function == Function::reduce && comm.rank != root) return result;
+  if (function == Function::broadcast && comm.place_of(root) == kAbsent) return result;
+  result.resize(gathers(function) ? bytes * ranks : bytes);
+  switch (function) {
+    case Function::all_reduce:
+    case Function::reduce: reduce(comm, sources, 0, count, type, reduction, result.data()); break;
+    case Function::reduce_scatter:
+      reduce(comm, sources, count * me, count, type, reduction, result.data());
+      break;
+    case Function::broadcast:
+      pull(comm, comm.place_of(root), result.data(), sources[comm.place_of(root)], bytes);
+      break;
+    case Function::all_gather:
+    case Function::all_to_all:
+      for (std::size_t rank = 0; rank < ranks; ++rank) {
+        auto member = static_cast<int>(rank);
+        bool echoes = function == Function::all_to_all && comm.place_of(member) == kAbsent;
+        int place = echoes ? comm.place : comm.stand_in(member);
+        const auto* from = static_cast<const char*>(sources[place]);
+        if (function == Function::all_to_all) from += (echoes ? rank : me) * bytes;
+        pull(comm, place, result.data() + rank * bytes, from, bytes);
+      }
+      break;
+  }
+  return result;
+}
 
 const char* function_name(Function function) {
   static const char* const names[kFunctions] = {"AllReduce", "AllGather", "ReduceScatter",

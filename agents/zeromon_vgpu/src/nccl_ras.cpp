@@ -52,27 +52,28 @@ std::string joined(const std::vector<std::string>& items) {
   return text;
 }
 
-std::string rank_text(const Shared& shared, int rank, const std::string& status) {
+std::string rank_text(const Shared& shared, int place, const std::string& status) {
   std::ostringstream out;
-  out << "{\"rank\": " << rank << ", \"host\": \"127.0.0.1\", \"pid\": " << shared.pid[rank]
-      << ", \"cuda_dev\": " << shared.device[rank] << ", \"nvml_dev\": " << shared.device[rank]
+  out << "{\"rank\": " << shared.rank[place]
+      << ", \"host\": \"127.0.0.1\", \"pid\": " << shared.pid[place]
+      << ", \"cuda_dev\": " << shared.device[place] << ", \"nvml_dev\": " << shared.device[place]
       << ", \"status\": {" << status << "}";
   return out.str();
 }
 
-std::string present_rank(const Shared& shared, int rank) {
+std::string present_rank(const Shared& shared, int place) {
   std::vector<std::string> counts;
   for (Function function : kCounted)
     counts.push_back(std::string("\"") + function_name(function) +
-                     "\": " + std::to_string(shared.launched[rank][static_cast<int>(function)].load()));
-  return rank_text(shared, rank,
+                     "\": " + std::to_string(shared.launched[place][static_cast<int>(function)].load()));
+  return rank_text(shared, place,
                    "\"init_state\": 0, \"async_error\": 0, \"finalize_called\": false, "
                    "\"destroy_flag\": false, \"abort_flag\": false") +
          ", \"collective_counts\": {" + joined(counts) + "}}";
 }
 
-std::string missing_rank(const Shared& shared, int rank, bool responds) {
-  return rank_text(shared, rank,
+std::string missing_rank(const Shared& shared, int place, bool responds) {
+  return rank_text(shared, place,
                    std::string("\"unresponsive\": ") + (responds ? "false" : "true") +
                        ", \"considered_dead\": false") +
          "}";
@@ -80,21 +81,22 @@ std::string missing_rank(const Shared& shared, int rank, bool responds) {
 
 // "" for a communicator that is not complete yet, and for one that nobody is left of.
 std::string communicator_text(const Shared& shared, const std::string& name) {
-  int size = shared.size;
-  if (!size || shared.joined < size) return "";
+  int running = shared.running;
+  if (!running || shared.joined < running) return "";
   std::vector<std::string> present, missing;
   bool is_used = false;
-  for (int rank = 0; rank < size; ++rank) {
-    bool answers = responds(shared.pid[rank]);
+  for (int place = 0; place < running; ++place) {
+    bool answers = responds(shared.pid[place]);
     is_used |= answers;
-    if (answers && !shared.left[rank])
-      present.push_back(present_rank(shared, rank));
+    if (answers && !shared.left[place])
+      present.push_back(present_rank(shared, place));
     else
-      missing.push_back(missing_rank(shared, rank, answers));
+      missing.push_back(missing_rank(shared, place, answers));
   }
   if (!is_used) return "";
   std::ostringstream out;
-  out << "{\"hash\": \"" << comm_hash(name) << "\", \"secondary_hash\": \"0x0:0x0\", \"size\": " << size
+  out << "{\"hash\": \"" << comm_hash(name)
+      << "\", \"secondary_hash\": \"0x0:0x0\", \"size\": " << shared.size
       << ", \"ranks_count\": " << present.size() << ", \"missing_ranks_count\": " << missing.size()
       << ",\n\"ranks\": [" << joined(present) << "],\n\"missing_ranks\": [" << joined(missing) << "]}";
   return out.str();

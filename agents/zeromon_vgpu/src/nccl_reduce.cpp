@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "nccl.h"
 
@@ -100,6 +101,18 @@ Wide combine(Wide a, Wide b, int reduction) {
   }
 }
 
+// value x size / running, to nearest for integers.
+template <class Wide>
+Wide scaled(Wide value, int size, int running) {
+  if constexpr (std::is_floating_point_v<Wide>) {
+    return static_cast<Wide>(static_cast<double>(value) * size / running);
+  } else {
+    __extension__ using Wider = __int128;
+    Wider product = static_cast<Wider>(value) * size;
+    return static_cast<Wide>((product + (product < 0 ? -running : running) / 2) / running);
+  }
+}
+
 template <class T>
 void reduce_as(const Comm& comm, const void* const* sources, std::size_t offset, std::size_t count,
                int reduction, T* out) {
@@ -107,20 +120,23 @@ void reduce_as(const Comm& comm, const void* const* sources, std::size_t offset,
   std::vector<T> part(std::min(count, kChunk));
   std::vector<Wide> total(part.size());
   auto custom = comm.scales.find(reduction);
+  bool is_sum = reduction == sum || reduction >= first_custom;
   for (std::size_t begin = 0; begin < count; begin += kChunk) {
     std::size_t size = std::min(kChunk, count - begin);
-    for (int rank = 0; rank < comm.size; ++rank) {
-      const T* from = static_cast<const T*>(sources[rank]) + offset + begin;
-      pull(comm, rank, part.data(), from, size * sizeof(T));
+    for (int place = 0; place < comm.places(); ++place) {
+      const T* from = static_cast<const T*>(sources[place]) + offset + begin;
+      pull(comm, place, part.data(), from, size * sizeof(T));
       for (std::size_t i = 0; i < size; ++i) {
         Wide value = widen(part[i]);
         if (custom != comm.scales.end()) value = static_cast<Wide>(value * custom->second);
-        total[i] = rank ? combine(total[i], value, reduction) : value;
+        total[i] = place ? combine(total[i], value, reduction) : value;
       }
     }
     for (std::size_t i = 0; i < size; ++i) {
-      auto ranks = static_cast<Wide>(comm.size);
-      narrow(reduction == average ? static_cast<Wide>(total[i] / ranks) : total[i], out + begin + i);
+      if (reduction == average)
+        total[i] = static_cast<Wide>(total[i] / static_cast<Wide>(comm.places()));
+      if (is_sum && comm.size != comm.places()) total[i] = scaled(total[i], comm.size, comm.places());
+      narrow(total[i], out + begin + i);
     }
   }
 }
@@ -142,8 +158,8 @@ bool read_scalar(const void* scalar, int type, double* out) {
   }
 }
 
-bool pull(const Comm& comm, int rank, void* to, const void* from, std::size_t bytes) {
-  if (comm.shared->pid[rank] == getpid()) {
+bool pull(const Comm& comm, int place, void* to, const void* from, std::size_t bytes) {
+  if (comm.shared->pid[place] == getpid()) {
     std::memcpy(to, from, bytes);
     return true;
   }
@@ -151,7 +167,7 @@ bool pull(const Comm& comm, int rank, void* to, const void* from, std::size_t by
   while (done < bytes) {
     iovec local{static_cast<char*>(to) + done, bytes - done};
     iovec remote{static_cast<char*>(const_cast<void*>(from)) + done, bytes - done};
-    ssize_t size = process_vm_readv(comm.shared->pid[rank], &local, 1, &remote, 1, 0);
+    ssize_t size = process_vm_readv(comm.shared->pid[place], &local, 1, &remote, 1, 0);
     if (size <= 0) {
       static std::atomic<bool> said{false};
       if (!said.exchange(true)) vgpu::complain("process_vm_readv", std::strerror(errno));

@@ -250,6 +250,7 @@ def main() -> None:
     if profiler:
         profiler.stop()
         profiler.export_chrome_trace(f"{os.environ['VGPU_DIR']}/trace-{dist.get_rank()}.json")
+    print(f"rank {dist.get_rank()} peak {torch.cuda.max_memory_allocated()}", flush=True)
     print(f"rank {dist.get_rank()} losses {json.dumps(losses)}", flush=True)
     dist.destroy_process_group()
 
