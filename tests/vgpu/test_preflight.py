@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from vgpu.environment import Environment
-from zeromon.cli.virtual_machine import placed_command
+from zeromon.cli.virtual_machine import placed_launch
 
 pytestmark = pytest.mark.vgpu
 
@@ -149,4 +149,16 @@ def test_the_ranks_of_all_nodes_start_here(
     command: str, nodes: int | None, starts: str, places: str | None
 ) -> None:
     expected = {} if places is None else {"VGPU_PLACES": places}
-    assert placed_command(command.split(), nodes) == (starts.split(), expected)
+    launch = placed_launch(command.split(), nodes, 16, {})
+    assert (launch.command, launch.environment, launch.ranks) == (starts.split(), expected, ())
+
+
+def test_a_few_ranks_stand_for_a_thousand(preflight: Any) -> None:
+    answer = preflight(options=("--nodes", "128", "--processes", "4"), ranks=8)
+    found = answer.preflight
+    assert (found["world_size"], found["representatives"]) == (1024, [0, 1, 8, 1016])
+    assert {place[:3] for place in answer.printed} == {
+        (0, 1024, 0), (1, 1024, 1), (8, 1024, 0), (1016, 1024, 0)
+    }  # fmt: skip
+    few = preflight(ranks=8).preflight
+    assert found["peak_bytes"] < few["peak_bytes"]

@@ -46,7 +46,12 @@ from zeromon.cli.measured_launch import Request, run_launch
 from zeromon.cli.parser import add_flag, add_list, add_option, positive
 from zeromon.cli.plan_setup import read_config_file
 from zeromon.cli.terminal import show_progress, show_text
-from zeromon.cli.virtual_machine import VirtualMachine, add_machine_arguments, virtual_machine
+from zeromon.cli.virtual_machine import (
+    VirtualMachine,
+    add_machine_arguments,
+    placed_launch,
+    virtual_machine,
+)
 from zeromon.memory import fit
 from zeromon.memory.fit import (
     DEVICE,
@@ -266,7 +271,7 @@ class _Search:
         # With the working folder: the same relative paths elsewhere are another training
         facts = [form.command, dict(form.environment), str(form.config), self.sizes, os.getcwd()]
         if options.gpu:
-            facts.append([options.gpu, options.nodes, options.link, options.network])
+            facts.append([options.gpu, options.nodes, options.link, options.network, options.processes])
         self.key = hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
         self._state = paths.record_store_root() / "fit" / f"{self.key}.json"
         self.machine: VirtualMachine | None = None
@@ -317,10 +322,14 @@ class _Search:
         number = len(self.trials) + 1
         folder = self._options.output
         trial = Trial(stage=stage, micro_batch=size, accumulation=self._accumulation_steps(size))
+        ranks = 0
         command, environment = self._filled(trial, folder / f"launch{number}")
         if self.machine is not None:
-            command, virtual = self.machine.placed_launch(command, self._options.nodes)
-            environment |= virtual
+            placed = placed_launch(
+                command, self._options.nodes, self._options.processes, self.machine.environment
+            )
+            command, ranks = placed.command, len(placed.ranks)
+            environment |= placed.environment
         # zeromon run adds -2 to a name that exists, and _Watch would follow the earlier run
         name = f"fit-{self.key}-{number}-{int(time.time())}"
         of_stage = f"stage {stage}, " if stage else ""
@@ -328,7 +337,7 @@ class _Search:
         memory_line = fit.fitted_line(self._of(stage), fit.HOST)
         request = Request(
             trial=trial, command=command, environment=environment, name=name,
-            log=folder / f"launch{number}.log", steps=self._options.steps,
+            log=folder / f"launch{number}.log", steps=self._options.steps, ranks=ranks,
             most_seconds=self._options.seconds,
             # a virtual device's step has another length on a host that its ranks do not share
             best=self._best(stage) if self.machine is None else None,

@@ -29,7 +29,12 @@ from zeromon.cli.measured_launch import Request, run_launch
 from zeromon.cli.parser import add_flag, add_option, positive
 from zeromon.cli.report import snapshot_of
 from zeromon.cli.terminal import show_json, show_progress, show_text
-from zeromon.cli.virtual_machine import VirtualMachine, add_machine_arguments, virtual_machine
+from zeromon.cli.virtual_machine import (
+    VirtualMachine,
+    add_machine_arguments,
+    placed_launch,
+    virtual_machine,
+)
 from zeromon.memory.fit import Trial
 from zeromon.readout.preflight import preflight_result, preflight_text
 from zeromon.readout.verdict import hang_text
@@ -64,9 +69,10 @@ def call(options: argparse.Namespace) -> int:
 def _run_preflight(
     command: Sequence[str], options: argparse.Namespace, name: str, machine: VirtualMachine
 ) -> int:
-    placed, environment = machine.placed_launch(command, options.nodes)
+    launch = placed_launch(command, options.nodes, options.processes, machine.environment)
     request = Request(
-        trial=Trial(stage="", micro_batch=1), command=placed, environment=environment, name=name,
+        trial=Trial(stage="", micro_batch=1), command=launch.command,
+        environment=launch.environment, name=name, ranks=len(launch.ranks),
         log=options.output or machine.folder / "output", steps=options.steps,
         most_seconds=options.seconds, stop_reason=_hang_reason,
     )  # fmt: skip
@@ -85,7 +91,7 @@ def _run_preflight(
             error or "no rank of the command used torch.distributed", "See its output above."
         )
     result = preflight_result(
-        run, machine.device, outcome or error, options.steps, machine.steps_of_ranks(run)
+        run, machine.device, launch.ranks, outcome or error, options.steps, machine.steps_of_ranks(run)
     )
     if options.json:
         show_json({"preflight": result, "run": run})

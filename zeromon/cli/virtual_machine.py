@@ -28,6 +28,8 @@ from zeromon_vgpu.timeline import read_timeline, unhindered_steps
 _REACHED = 0.8
 """Share of the peaks of a data sheet that large products, copies and messages reach: an H200's products
 reach 0.79 of them, its memory 0.88, its PCIe 0.84 (docs/vgpu.md)."""
+MAX_PROCESSES = 16
+"""Each imports torch, which takes some seconds of a core and 0.4 GiB of the host."""
 _GPU = "h100"
 """Whose speeds a device has of which the memory alone is known."""
 _NETWORK = 8 * 50e9
@@ -41,6 +43,10 @@ def add_machine_arguments(group: argparse._ActionsContainer, gpu: str) -> None:
     add_option(
         group, "--nodes", "N",
         "nodes, each with the processes that the command starts on one (default: as it says)", positive,
+    )  # fmt: skip
+    add_option(
+        group, "--processes", "N",
+        "of more ranks than N, only a few run, and stand for the others", positive, MAX_PROCESSES,
     )  # fmt: skip
     add_option(
         group, "--link", "SPEED",
@@ -62,17 +68,10 @@ class VirtualMachine:
     device: str
     environment: Mapping[str, str]
 
-    def placed_launch(
-        self, command: Sequence[str], nodes: int | None
-    ) -> tuple[list[str], dict[str, str]]:
-        """Returns the command that starts all ranks of *nodes* here, and its variables."""
-        placed, places = placed_command(command, nodes)
-        return placed, {**self.environment, **places}
-
     def steps_of_ranks(self, run: RunSnapshot) -> list[tuple[Two, Two]]:
         """Seconds of a step and of its exposed communication on the devices of some ranks."""
         steps = []
-        for rank in run.ranks[:_TIMED_RANKS]:
+        for rank in run.ranks[:_MAX_TIMED_RANKS]:
             # what the first steps do once, the later ones do not
             windows = [(s.start_ns, s.end_ns) for s in rank.steps.recent if s.step > 1]
             if kinds := unhindered_steps(
@@ -85,7 +84,7 @@ class VirtualMachine:
         return steps
 
 
-_TIMED_RANKS = 8
+_MAX_TIMED_RANKS = 8
 
 
 @contextmanager
@@ -143,8 +142,20 @@ def machine_values(options: argparse.Namespace) -> dict[str, float | str]:
     }  # fmt: skip
 
 
-def placed_command(command: Sequence[str], nodes: int | None) -> tuple[list[str], dict[str, str]]:
-    """Returns the command that starts the ranks of all nodes here, and the variables that place them.
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What starts the ranks of a run on this machine."""
+
+    command: list[str]
+    environment: Mapping[str, str]
+    ranks: tuple[int, ...] = ()
+    """Those that run, where the others are simulated; () where all do."""
+
+
+def placed_launch(
+    command: Sequence[str], nodes: int | None, processes: int, environment: Mapping[str, str]
+) -> Launch:
+    """Returns the launch of the ranks of all nodes on this machine, at most so many *processes*.
 
     *nodes*: None for as many as *command* says. Raises :class:`LaunchError` where it does not say how
     many processes it starts.
@@ -153,8 +164,8 @@ def placed_command(command: Sequence[str], nodes: int | None) -> tuple[list[str]
     node_count = launch.options.get("nnodes" if launch.launcher == "torchrun" else "num_nodes", 1)
     if launch.launcher == "accelerate":
         node_count = launch.options.get("num_machines", 1)
-    if nodes is None and node_count == 1:
-        return list(command), {}
+    if nodes is None and node_count == 1 and (launch.ranks or 1) <= processes:
+        return Launch(list(command), environment)
     if launch.ranks is None or not isinstance(node_count, int):
         raise LaunchError(
             "the command does not say how many processes it starts",
@@ -162,8 +173,18 @@ def placed_command(command: Sequence[str], nodes: int | None) -> tuple[list[str]
         )
     per_node = launch.ranks // node_count
     world = per_node * (nodes or node_count)
-    places = f"{per_node} {world} {' '.join(map(str, range(world)))}"
-    return on_one_machine(command, world), {"VGPU_PLACES": places}
+    ranks = representatives(world, per_node, processes) if world > processes else tuple(range(world))
+    places = f"{per_node} {world} {' '.join(map(str, ranks))}"
+    variables = {**environment, "VGPU_PLACES": places}
+    if len(ranks) < world:
+        variables["VGPU_RANKS"] = ",".join(map(str, ranks))
+    return Launch(on_one_machine(command, len(ranks)), variables, ranks if len(ranks) < world else ())
+
+
+def representatives(world: int, per_node: int, count: int) -> tuple[int, ...]:
+    """Returns *count* ranks that stand for all: of the first, the second and the last node."""
+    chosen = dict.fromkeys((0, per_node % world, world - per_node, 1, world - 1, *range(world)))
+    return tuple(sorted(list(chosen)[:count]))
 
 
 # ---- the torch of the command, and the libraries for it -----------------------------------------

@@ -25,6 +25,9 @@ class Preflight:
     """The outcome of a run on virtual devices."""
 
     device: str
+    world_size: int
+    representatives: tuple[int, ...]
+    """The ranks that ran, where the others were simulated; () where all ran."""
     fits: bool | None
     """None where it ended before its memory was known."""
     steps: int
@@ -61,14 +64,16 @@ Two = tuple[float, float]
 def preflight_result(
     run: RunSnapshot,
     modelled: str,
+    ranks: tuple[int, ...],
     outcome: str,
     asked_steps: int,
     steps_of_ranks: Sequence[tuple[Two, Two]],
 ) -> Preflight:
     """Returns what *run* says.
 
-    *modelled*: the device. *outcome*: why it ended early, if it did. *steps_of_ranks*: seconds of a step
-    and of its exposed communication, of each rank whose devices told.
+    *modelled*: the device. *ranks*: those that ran, where others were simulated. *outcome*: why it
+    ended early, if it did. *steps_of_ranks*: seconds of a step and of its exposed communication, of
+    each rank whose devices told.
     """
     ran_out = [rank for rank in run.ranks if death_cause(rank) == DEVICE_OOM]
     rank = max(ran_out or run.ranks, key=_used_bytes)
@@ -81,6 +86,8 @@ def preflight_result(
         early_end = judge_run(run).cause
     return Preflight(
         device=modelled,
+        world_size=run.ranks[0].world_size,
+        representatives=ranks,
         fits=False if ran_out else True if device is not None and steps else None,
         steps=steps,
         outcome="out of memory" if ran_out else early_end,
@@ -105,6 +112,7 @@ _OF_VALUES = {"not_finite", "grad_norm_spikes", "overflow_storm", "initial_param
 _OF_HOST = {
     "straggler", "slow_link", "distant_node", "device_idle", "launch_bound", "cpu_starved", "data_wait",
     "garbage_collection", "slow_steps", "own_code", "cpu_optimizer_slow", "offload_waits",
+    "nodes_apart", "node_silent", "collector_silent",
 }  # fmt: skip
 """Rules on the time of hosts: here all ranks share the cores of one."""
 
@@ -137,7 +145,7 @@ def preflight_text(run: RunSnapshot, result: Preflight) -> str:
     head = [
         f"Preflight of {' '.join(run.command)}",
         f"  {_MODELLED.format(device=result.device)}",
-        f"  ranks     {first_rank.world_size}, {first_rank.strategy}",
+        f"  ranks     {_ranks_sentence(result)}, {first_rank.strategy}",
         f"  memory    {_memory_sentence(result)}",
         f"  step      {_step_sentence(result)}",
     ]
@@ -149,6 +157,13 @@ def preflight_text(run: RunSnapshot, result: Preflight) -> str:
         f"All of it: zeromon report {run.run}",
     ]  # fmt: skip
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _ranks_sentence(result: Preflight) -> str:
+    if not result.representatives:
+        return str(result.world_size)
+    ran = ", ".join(map(str, result.representatives))
+    return f"{result.world_size}, of which {ran} ran; all others are taken to come with the last of them"
 
 
 def _memory_sentence(result: Preflight) -> str:
