@@ -11,7 +11,7 @@ from pathlib import Path
 from zeromon_vgpu.stubs import Needs, entry_points, exported, read_needs, stub_source, version_script
 
 SOURCES = Path(__file__).resolve().parent / "src"
-MODEL = ["cost", "machine", "memory", "schedule", "timeline"]
+MODEL = ["cost", "machine", "memory", "schedule", "timeline", "values"]
 """Sources of libvgpu.so, the model that all stand-ins share."""
 
 STAND_INS = {
