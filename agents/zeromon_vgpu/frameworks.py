@@ -1,4 +1,4 @@
-"""What frameworks compile for a GPU by nvcc, made of operators of torch that the device has a model of."""
+"""Stand-ins for what frameworks compile by nvcc, of operators that the device has a model of."""
 
 from __future__ import annotations
 

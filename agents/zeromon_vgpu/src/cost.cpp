@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "machine.h"
+#include "values.h"
 
 namespace vgpu {
 namespace {
@@ -120,6 +121,7 @@ Cost product_cost(double m, double n, double k, double batch, double speed, doub
 }
 
 void launch(Stream* stream, const char* name, const Cost& cost, std::unique_ptr<Action> action) {
+  if (!action) forget_values();
   if (machine().launch_ns > 0) {
     Time until = now() + static_cast<Time>(machine().launch_ns);
     while (now() < until) {

@@ -13,20 +13,12 @@ namespace vgpu {
 namespace {
 
 using Address = std::uintptr_t;
-constexpr std::size_t kLargestKnown = 1 << 20, kMostRanges = 1 << 14;
+constexpr std::size_t kLargestKnown = 1 << 20;
 constexpr int kMostElements = 64;
-// Memory is used again: what was put there this many kernels ago is no longer believed.
-constexpr std::uint64_t kBelievedKernels = 256;
 
-struct Range {
-  Address end;
-  std::uint64_t written;
-};
-
+// Memory is used again, and where a kernel writes is not known: each of unknown result ends all belief.
 std::mutex ranges_lock;
-std::map<Address, Range> ranges;  // disjoint
-std::atomic<std::uint64_t> kernels{0};
-// No kernel of unknown result has been launched since a small collective.
+std::map<Address, Address> ranges;  // start to end of what is known, disjoint
 std::atomic<bool> is_behind_collective{false};
 
 bool is_arithmetic() {
@@ -41,14 +33,14 @@ void cut(Address start, Address end) {
   auto at = ranges.upper_bound(start);
   if (at != ranges.begin()) --at;
   while (at != ranges.end() && at->first < end) {
-    auto [from, range] = *at;
-    if (range.end <= start) {
+    auto [from, until] = *at;
+    if (until <= start) {
       ++at;
       continue;
     }
     at = ranges.erase(at);
-    if (from < start) ranges[from] = {start, range.written};
-    if (range.end > end) at = ranges.insert({end, range}).first;
+    if (from < start) ranges[from] = start;
+    if (until > end) at = ranges.insert({end, until}).first;
   }
 }
 
@@ -59,9 +51,8 @@ bool is_known(const void* start, std::size_t bytes) {
   auto at = ranges.upper_bound(from);
   if (at == ranges.begin()) return false;
   for (--at; from < end; ++at) {
-    if (at == ranges.end() || at->first > from || at->second.end <= from) return false;
-    if (kernels - at->second.written > kBelievedKernels) return false;
-    from = at->second.end;
+    if (at == ranges.end() || at->first > from || at->second <= from) return false;
+    from = at->second;
   }
   return true;
 }
@@ -70,11 +61,7 @@ void note(const void* start, std::size_t bytes, bool known) {
   std::lock_guard<std::mutex> held(ranges_lock);
   Address from = address_of(start);
   cut(from, from + bytes);
-  if (!known || bytes > kLargestKnown) return;
-  if (ranges.size() >= kMostRanges)
-    for (auto at = ranges.begin(); at != ranges.end();)
-      at = kernels - at->second.written > kBelievedKernels ? ranges.erase(at) : std::next(at);
-  ranges[from] = {from + bytes, kernels};
+  if (known && bytes <= kLargestKnown) ranges[from] = from + bytes;
 }
 
 class Work : public Action {
@@ -198,10 +185,7 @@ std::unique_ptr<Action> addition(const char* type, bool on_self, char** data, st
 std::unique_ptr<Action> elementwise(const char* name, void** args) {
   int count = *static_cast<int*>(args[0]);
   long pointers = std::max(number_after(name, "IPcLm"), number_after(name, "IPcLi"));
-  if (count > kMostElements || pointers < 1 || pointers > 8) {
-    is_behind_collective = false;
-    return nullptr;
-  }
+  if (count > kMostElements || pointers < 1 || pointers > 8) return nullptr;
   auto elements = static_cast<std::size_t>(count);
   auto* data = static_cast<char**>(args[2]);
   char* out = data[0];
@@ -242,8 +226,7 @@ std::unique_ptr<Action> elementwise(const char* name, void** args) {
   }
   // Unknown: nothing that an earlier tensor left may go into a collective. In place, the bytes are the
   // tensor's own. A new tensor begins at a block of torch's allocator.
-  is_behind_collective = false;
-  note(out, elements, false);
+  forget_values();
   bool is_new = address_of(out) % 512 == 0;
   for (long i = 1; i < pointers; ++i)
     is_new = is_new && data[i] != out;
@@ -251,25 +234,35 @@ std::unique_ptr<Action> elementwise(const char* name, void** args) {
   return std::make_unique<Work>([=] { std::memset(out, 0, elements * 8); });
 }
 
-// reduce_kernel of int64, such as a sum of sizes. Of its ReduceOp: the neutral element, then element
-// size, numbers of inputs and outputs, and behind other integers the pointers of input and output.
+bool is_on_device(const void* address) {
+  Block block;
+  return find_block(address, &block) && block.place == Place::device;
+}
+
+// reduce_kernel of int64, such as a sum of sizes. Its ReduceOp has the neutral element, then element size
+// and numbers of inputs and outputs.
 std::unique_ptr<Action> integer_sum(void** args) {
   auto* op = static_cast<const char*>(args[0]);
   int sizes[3];
   std::memcpy(sizes, op + 16, sizeof sizes);
   auto inputs = static_cast<std::size_t>(sizes[1]);
   if (sizes[0] != 8 || inputs > kMostElements || sizes[2] != 1) return nullptr;
-  void* pointers[2] = {};
-  int found = 0;
-  for (std::size_t at = 88; at < 1024 && found < 2; at += 8) {
-    Block block;
-    std::memcpy(&pointers[found], op + at, 8);
-    if (find_block(pointers[found], &block) && block.place == Place::device) ++found;
+  // Input and output, a second output, then three buffers and the base index: zero for a sum of one
+  // block; accumulate, final_output, and one output. What is before them is not all initialized.
+  static const std::int64_t kNothing[4] = {};
+  void* pointers[2];
+  std::size_t at = 88;
+  for (;; at += 8) {
+    if (at > 1024) return nullptr;
+    int outputs;
+    std::memcpy(&outputs, op + at + 60, sizeof outputs);
+    bool fits = !std::memcmp(op + at + 24, kNothing, sizeof kNothing) && !op[at + 56] &&
+                op[at + 57] == 1 && outputs == 1;
+    std::memcpy(pointers, op + at, sizeof pointers);
+    if (fits && is_on_device(pointers[0]) && is_on_device(pointers[1])) break;
   }
-  if (found < 2) return nullptr;
-  bool known = is_known(pointers[0], inputs * 8);
-  note(pointers[1], 8, known);
-  if (!known) return nullptr;
+  if (!is_known(pointers[0], inputs * 8)) return nullptr;
+  note(pointers[1], 8, true);
   auto* from = static_cast<const std::int64_t*>(pointers[0]);
   auto* to = static_cast<std::int64_t*>(pointers[1]);
   return std::make_unique<Work>([=] {
@@ -312,6 +305,12 @@ std::unique_ptr<Action> concatenation(const char* name, unsigned inputs, void** 
 
 }  // namespace
 
+void forget_values() {
+  is_behind_collective = false;
+  std::lock_guard<std::mutex> held(ranges_lock);
+  ranges.clear();
+}
+
 void note_written(const void* start, std::size_t bytes) { note(start, bytes, true); }
 
 void note_copied(const void* to, const void* from, std::size_t bytes) {
@@ -321,7 +320,6 @@ void note_copied(const void* to, const void* from, std::size_t bytes) {
 void note_collective(std::size_t bytes) { is_behind_collective = bytes <= kLargestKnown; }
 
 std::unique_ptr<Action> small_kernel(const char* name, unsigned blocks_y, void** args) {
-  ++kernels;
   static const char kPrefix[] = "_ZN2at6native";
   std::unique_ptr<Action> action;
   if (is_arithmetic()) return nullptr;
@@ -335,17 +333,13 @@ std::unique_ptr<Action> small_kernel(const char* name, unsigned blocks_y, void**
     else if (std::strstr(rest, "CatArrayBatchedCopy"))
       action = concatenation(name, blocks_y, args);
   }
-  if (!action) is_behind_collective = false;
   return action;
 }
 
 const char* stand_in_for(const void* start, std::size_t bytes, const char* last_kernel) {
   static const char zeros[kLargestSmallRead] = {};
   static const char one[8] = {1};
-  if (bytes > kLargestSmallRead || is_arithmetic()) return nullptr;
-  // CUB counts elements into scratch memory, and the count becomes the size of a tensor.
-  bool is_count = std::strstr(last_kernel, "3cub") != nullptr;
-  if (!is_count && is_known(start, bytes)) return nullptr;
+  if (bytes > kLargestSmallRead || is_arithmetic() || is_known(start, bytes)) return nullptr;
   bool is_true = std::strstr(last_kernel, "and_kernel") || std::strstr(last_kernel, "MulFunctorIbE");
   return bytes == 8 || (bytes == 1 && is_true) ? one : zeros;
 }

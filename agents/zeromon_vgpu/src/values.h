@@ -14,6 +14,8 @@ namespace vgpu {
 
 constexpr std::size_t kLargestSmallRead = 4096;
 
+// A kernel of unknown result is launched.
+void forget_values();
 // The host or a fill put bytes there; those of more than a MiB are not followed.
 void note_written(const void* start, std::size_t bytes);
 // A copy on the device: its target is as known as its source.
