@@ -187,6 +187,7 @@ def queue() -> dict[str, Any]:
 
 def refusals() -> dict[str, Any]:
     x = torch.ones(4, 4, device="cuda")
+    torch.backends.cudnn.enabled = True  # which it is not on the virtual device
     return {"cudnn": failure(lambda: torch.nn.functional.conv2d(x[None, None], x[None, None]))}
 
 
