@@ -19,7 +19,7 @@ from zeromon_vgpu.stubs import (
 )
 
 SOURCES = Path(__file__).resolve().parent / "src"
-MODEL = ["cost", "machine", "memory", "schedule", "timeline"]
+MODEL = ["cost", "machine", "memory", "schedule", "timeline", "values"]
 """Sources of libvgpu.so, the model that all stand-ins share."""
 
 STAND_INS = {

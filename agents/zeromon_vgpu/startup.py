@@ -18,39 +18,40 @@ from types import ModuleType
 from typing import Any
 
 
-class _AroundTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads the stand-ins before torch, and adapts torch once it has been imported."""
+class _AroundImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads the stand-ins before torch, and adapts each module of `ADAPTED` once it was imported."""
 
-    _real: Any
+    def __init__(self) -> None:
+        self._loaders: dict[str, Any] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != "torch":
+        if name not in ADAPTED or name in self._loaders:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            self._real, spec.loader = spec.loader, self
+            self._loaders[name], spec.loader = spec.loader, self
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._real.create_module(spec)
+        module: ModuleType | None = self._loaders[spec.name].create_module(spec)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        load_libraries(Path(os.environ["VGPU_LIBRARIES"]))
-        self._real.exec_module(module)
-        adapt(module)
+        if module.__name__ == "torch":
+            load_libraries(Path(os.environ["VGPU_LIBRARIES"]))
+        self._loaders[module.__name__].exec_module(module)
+        ADAPTED[module.__name__](module)
 
 
 def begin() -> None:
     """Prepares for the import of torch, once: arithmetic that is on twice would add in place twice."""
     place_rank(os.environ)
     if "VGPU_LIBRARIES" in os.environ and not any(
-        isinstance(finder, _AroundTorch) for finder in sys.meta_path
+        isinstance(finder, _AroundImport) for finder in sys.meta_path
     ):
-        sys.meta_path.insert(0, _AroundTorch())
+        sys.meta_path.insert(0, _AroundImport())
 
 
 def place_rank(environment: MutableMapping[str, str]) -> None:
@@ -77,7 +78,7 @@ def load_libraries(folder: Path) -> None:
         ctypes.CDLL(str(library))
 
 
-def adapt(torch: Any) -> None:
+def adapt_torch(torch: Any) -> None:
     """Turns off what the device has no model of: cuDNN, for which torch has kernels of its own."""
     torch.backends.cudnn.enabled = False
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -89,3 +90,14 @@ def adapt(torch: Any) -> None:
         from zeromon_vgpu import absent_ranks
 
         absent_ranks.adapt(torch, Path(os.environ["VGPU_LIBRARIES"]))
+
+
+def adapt_deepspeed(builder: Any) -> None:
+    """Replaces the extensions of DeepSpeed that nvcc would have to compile."""
+    from zeromon_vgpu import frameworks
+
+    frameworks.adapt_deepspeed(builder)
+
+
+ADAPTED = {"torch": adapt_torch, "deepspeed.ops.op_builder.builder": adapt_deepspeed}
+"""Module to what is called with it after its import."""

@@ -1,9 +1,11 @@
 #include "cost.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "machine.h"
+#include "values.h"
 
 namespace vgpu {
 namespace {
@@ -17,6 +19,8 @@ constexpr Traffic kTraffic[] = {
     // Of Triton's kernels the driver sees threads alone. Inductor's names list the operators that they
     // fuse: without this line, the names below would match.
     {"triton_", 48, 0},
+    // Fused Adam reads four of each element and writes three.
+    {"FusedAdamMathFunctor", 0, 65536.0 * 28},
     // A block of a multi-tensor kernel works on a chunk of 65,536 elements: reads two, writes one.
     {"multi_tensor_apply", 0, 65536.0 * 12},
     // Four elements a thread, two read and one written, four bytes each.
@@ -29,14 +33,72 @@ constexpr Traffic kTraffic[] = {
 
 double ceiling(double threads) { return std::min(1.0, threads / (machine().multiprocessors * 2048)); }
 
+// Attention: heads of all sequences, their lengths and the size of a head.
+struct Attention {
+  double heads, queries, keys, head_size;
+  bool causal;
+};
+
+// The n-th integer argument of a template in a mangled name, or 0.
+double template_number(const char* name, const char* part, int n) {
+  const char* at = std::strstr(name, part);
+  for (; at && n >= 0; --n)
+    if ((at = std::strstr(at, "Li"))) at += 2;
+  return at ? std::strtod(at, nullptr) : 0;
+}
+
+// Flash attention: the grid and the block sizes tell all, for queries and keys of one length.
+Attention flash_attention(const char* name, bool backward, Grid grid) {
+  double head_size = template_number(name, "kernel_traitsILi", 0);
+  // A block works on queries in the forward, and on keys in the backward.
+  double length = grid.x * template_number(name, "kernel_traitsILi", backward ? 2 : 1);
+  // Flash_kernel_traits<...>>, Is_dropout, Is_causal, ...
+  const char* options = std::strstr(name, "EELb");
+  return {grid.y * grid.z, length, length, head_size, options && options[8] == '1'};
+}
+
+// Memory-efficient attention: the parameters of its CUTLASS kernels have head size, queries and keys.
+Attention efficient_attention(bool backward, Grid grid, void** args) {
+  auto* parameters = static_cast<const char*>(args[0]) + (backward ? 144 : 96);
+  std::int32_t sizes[4];  // head sizes of keys and of values, queries, keys
+  char mask = parameters[20];
+  std::memcpy(sizes, parameters, sizeof sizes);
+  return {grid.y * grid.z, static_cast<double>(sizes[2]), static_cast<double>(sizes[3]),
+          (sizes[0] + sizes[1]) / 2.0, mask != 0};
+}
+
+// The forward is two products, the backward five. A causal mask halves both.
+bool attention_cost(const char* name, Grid grid, double threads, void** args, int device, Cost* out) {
+  bool flash = std::strstr(name, "flash_fwd_kernel") || std::strstr(name, "flash_bwd_dq_dk_dv_loop");
+  bool backward = std::strstr(name, "flash_bwd_dq_dk_dv_loop") || std::strstr(name, "fmha_cutlassB");
+  if (!flash && !std::strstr(name, "fmha_cutlass")) return false;
+  if (!flash && !args) return false;
+  Attention a =
+      flash ? flash_attention(name, backward, grid) : efficient_attention(backward, grid, args);
+  bool half = flash || !std::strstr(name, "_f32_");
+  const Machine& m = machine();
+  double flops = (backward ? 10 : 4) * a.heads * a.queries * a.keys * a.head_size / (a.causal ? 2 : 1);
+  double element = half ? 2 : 4;
+  double bytes = a.heads * (a.queries + a.keys) * 2 * a.head_size * element * (backward ? 2 : 1);
+  double speed = (half ? m.flops_half : m.flops_fp32) * 0.6;  // of what products reach
+  double seconds = std::max(flops / speed, bytes / m.memory_speed);
+  *out = {static_cast<Time>((m.kernel_ns + seconds * 1e9) * slowness(device)),
+          ceiling(grid.x * grid.y * grid.z * threads), static_cast<std::int64_t>(bytes),
+          half ? flops / m.flops_half : 0};
+  return true;
+}
+
 }  // namespace
 
-Cost kernel_cost(const char* name, double blocks, double threads, void** args, int device) {
+Cost kernel_cost(const char* name, Grid grid, double threads, void** args, int device) {
   const Machine& m = machine();
+  double blocks = grid.x * grid.y * grid.z;
   if (std::strstr(name, "spin_kernel") && args) {  // torch.cuda._sleep: exactly its cycles
     auto cycles = static_cast<double>(*static_cast<std::int64_t*>(args[0]));
     return {static_cast<Time>(cycles / m.clock_hz * 1e9), 0, 0};
   }
+  Cost attention;
+  if (attention_cost(name, grid, threads, args, device, &attention)) return attention;
   const Traffic* traffic = kTraffic;
   while (!std::strstr(name, traffic->part))
     ++traffic;
@@ -58,7 +120,8 @@ Cost product_cost(double m, double n, double k, double batch, double speed, doub
           tensor_seconds};
 }
 
-void launch(Stream* stream, const char* name, const Cost& cost) {
+void launch(Stream* stream, const char* name, const Cost& cost, std::unique_ptr<Action> action) {
+  if (!action) forget_values();
   if (machine().launch_ns > 0) {
     Time until = now() + static_cast<Time>(machine().launch_ns);
     while (now() < until) {
@@ -74,6 +137,7 @@ void launch(Stream* stream, const char* name, const Cost& cost) {
   op->tensor_share = cost.tensor_seconds / seconds;
   op->memory_share = static_cast<double>(cost.bytes) / machine().memory_speed / seconds;
   op->correlation = last_correlation();
+  op->action = std::move(action);
   enqueue(stream, std::move(op));
 }
 

@@ -255,7 +255,7 @@ Error launch(const char* name, Dim3 grid, Dim3 block, void* handle) {
   vgpu::Stream* stream = vgpu::stream_of(handle);
   double blocks = static_cast<double>(grid.x) * grid.y * grid.z;
   double threads = static_cast<double>(block.x) * block.y * block.z;
-  vgpu::launch(stream, name, vgpu::kernel_cost(name, blocks, threads, nullptr, stream->device));
+  vgpu::launch(stream, name, vgpu::kernel_cost(name, {blocks, 1, 1}, threads, nullptr, stream->device));
   return success;
 }
 // CUlaunchConfig

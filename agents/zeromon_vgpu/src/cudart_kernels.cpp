@@ -12,6 +12,7 @@
 #include "cost.h"
 #include "cudart.h"
 #include "machine.h"
+#include "values.h"
 
 using namespace cuda;
 using namespace cudart;
@@ -47,7 +48,10 @@ Error launch(const void* function, Dim3 grid, Dim3 block, void** args, void* han
   Call call("cudaLaunchKernel", 211);
   vgpu::Stream* stream = stream_of(handle);
   const char* name = name_of(function);
-  launch(stream, name, vgpu::kernel_cost(name, count(grid), count(block), args, stream->device));
+  vgpu::Grid blocks{static_cast<double>(grid.x), static_cast<double>(grid.y),
+                    static_cast<double>(grid.z)};
+  vgpu::Cost cost = vgpu::kernel_cost(name, blocks, count(block), args, stream->device);
+  launch(stream, name, cost, vgpu::small_kernel(name, grid.y, args));
   return success;
 }
 

@@ -9,6 +9,7 @@
 #include "cudart.h"
 #include "machine.h"
 #include "memory.h"
+#include "values.h"
 
 using namespace cuda;
 using namespace cudart;
@@ -124,8 +125,29 @@ OpRef enqueue_copy(const Rows& rows, int kind, Stream* stream, bool* pageable) {
   return vgpu::enqueue(stream, std::move(op));
 }
 
-Error copy_rows(const Rows& rows, int kind, Stream* stream, bool wait) {
-  if (rows.width * rows.height == 0) return success;
+// Follows small values; a row to the host comes from elsewhere where its value is unknown.
+Rows follow_values(Rows rows, int kind, Stream* stream) {
+  std::size_t bytes = rows.width * rows.height;
+  Direction direction = direction_of(rows.to, rows.from, kind);
+  if (direction == Direction::to_host) {
+    if (rows.height > 1 || stream->capture) return rows;
+    Guard held(vgpu::lock());
+    const char* last_kernel = stream->last ? stream->last->name : "";
+    const char* value = vgpu::stand_in_for(rows.from, bytes, last_kernel);
+    if (value) rows.from = value;
+  } else if (direction == Direction::on_device && rows.height == 1) {
+    vgpu::note_copied(rows.to, rows.from, bytes);
+  } else if (direction == Direction::to_device) {
+    for (std::size_t row = 0; row < rows.height; ++row)
+      vgpu::note_written(rows.to + row * rows.to_pitch, rows.width);
+  }
+  return rows;
+}
+
+Error copy_rows(const Rows& given, int kind, Stream* stream, bool wait) {
+  if (given.width * given.height == 0) return success;
+  Rows rows = follow_values(given, kind, stream);
+  if (rows.from != given.from) kind = static_cast<int>(Direction::to_host);
   bool pageable = false;
   OpRef op = enqueue_copy(rows, kind, stream, &pageable);
   if (stream->capture) return success;
@@ -291,6 +313,7 @@ VGPU_API Error cudaMemsetAsync(void* start, int value, std::size_t bytes, void* 
   op->duration = vgpu::copy_time(op->bytes, Direction::on_device, true);
   op->correlation = call.correlation;
   op->action = std::make_unique<Fill>(start, value, bytes);
+  vgpu::note_written(start, bytes);
   vgpu::enqueue(stream_of(handle), std::move(op));
   return success;
 }

@@ -107,7 +107,10 @@ public:
   }
 
   bool move() override {
-    if (r_.comm->aborted || full_bytes(r_) > vgpu::machine().largest_payload) return true;
+    // Bytes are objects that Python has packed: it reads them, however many they are.
+    bool is_packed = r_.type <= 1;
+    if (r_.comm->aborted) return true;
+    if (!is_packed && full_bytes(r_) > vgpu::machine().largest_payload) return true;
     if (stuck_) return false;
     auto* payloads = r_.comm->shared->payloads[r_.sequence % kSlots];
     Payload& mine = payloads[r_.comm->place];

@@ -12,6 +12,7 @@
 #include "device.h"
 #include "machine.h"
 #include "memory.h"
+#include "values.h"
 
 namespace vgpu {
 namespace {
@@ -303,7 +304,8 @@ OpRef append(Guard& held, Stream& stream, std::unique_ptr<Op> made, bool limited
   if (!op->action || empty) {
     op->moved = true;
   } else {
-    bool small = op->bytes <= kInlineBytes && (op->kind == Kind::copy || op->kind == Kind::fill);
+    bool small = op->kind == Kind::kernel ||
+                 (op->bytes <= kInlineBytes && (op->kind == Kind::copy || op->kind == Kind::fill));
     if (small && op->needs.empty()) {
       op->moved = op->action->move();
     } else {
@@ -401,6 +403,7 @@ std::vector<Stream*> streams_of(int device) {
 }
 
 OpRef enqueue(Stream* stream, std::unique_ptr<Op> op) {
+  if (op->kind == Kind::collective) note_collective(static_cast<std::size_t>(op->bytes));
   Guard held(lock());
   return place(held, stream, std::move(op));
 }
