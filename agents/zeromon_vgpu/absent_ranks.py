@@ -40,7 +40,7 @@ def running_ranks() -> list[int]:
 
 
 def group_tag(name: str, ranks: Sequence[int]) -> str:
-    """What the library reads the members of a group from."""
+    """Returns the name from which the library reads the members of a group."""
     return f"vgpu {name} {','.join(map(str, ranks))}"
 
 
@@ -105,8 +105,8 @@ class Adapter:
         self, original: Any, backend: Any, store: Any, rank: int, size: int, *args: Any, **options: Any
     ) -> None:
         """Connects a backend to nobody."""
-        alone = self.c10d.PrefixStore(f"alone-{rank}/", store)
-        original(backend, alone, 0, 1, *args, **options)
+        own_store = self.c10d.PrefixStore(f"alone-{rank}/", store)
+        original(backend, own_store, 0, 1, *args, **options)
 
     def split_group(self, original: Any, parent: Any, ranks: Sequence[int], **options: Any) -> Any:
         """Tags a group that is split off, and gives it a backend of gloo if its parent has one."""
@@ -115,12 +115,14 @@ class Adapter:
         opts = copy.deepcopy(options.get("opts") or parent._get_backend(cuda).options)
         opts.config.net_name = group_tag(options["group_name"], [world[rank] for rank in ranks])
         types = [self.torch.device("cuda")]
-        made = original(parent, ranks, **{**options, "opts": opts, "device_types": types})
-        if made is not None and cpu in parent._device_types:
-            lone = self.c10d.ProcessGroupGloo(made.get_group_store(), made.rank(), made.size())
-            made._register_backend(cpu, self.c10d.ProcessGroup.BackendType.GLOO, lone)
-            made._set_group_name(options["group_name"])
-        return made
+        subgroup = original(parent, ranks, **{**options, "opts": opts, "device_types": types})
+        if subgroup is not None and cpu in parent._device_types:
+            lone = self.c10d.ProcessGroupGloo(
+                subgroup.get_group_store(), subgroup.rank(), subgroup.size()
+            )
+            subgroup._register_backend(cpu, self.c10d.ProcessGroup.BackendType.GLOO, lone)
+            subgroup._set_group_name(options["group_name"])
+        return subgroup
 
     def transfer(self, original: Any, group: Any, tensors: Any, peer: int, tag: int) -> Any:
         """Says which pair a communicator of two ranks is for."""
@@ -142,10 +144,10 @@ class Adapter:
         if outputs and not self.is_gloo(group, inputs) and not running.issuperset(ranks):
             if work is not None:
                 work.wait()
-            places = [place for place, rank in enumerate(ranks) if rank in running]
-            for place in set(range(len(ranks))).difference(places):
-                source = places[max(0, bisect.bisect(places, place) - 1)]
-                outputs[0][place].copy_(outputs[0][source])
+            present_slots = [slot for slot, rank in enumerate(ranks) if rank in running]
+            for slot in set(range(len(ranks))).difference(present_slots):
+                source = present_slots[max(0, bisect.bisect(present_slots, slot) - 1)]
+                outputs[0][slot].copy_(outputs[0][source])
         return work
 
     def barrier(self, original: Any, group: Any, *args: Any, **options: Any) -> Any:
@@ -157,7 +159,7 @@ class Adapter:
         return self.completed(None)
 
     def is_gloo(self, group: Any, values: Any) -> bool:
-        """Whether the first tensor within *values* is one of gloo's."""
+        """Returns whether the first tensor within *values* is one of gloo's."""
         while isinstance(values, (list, tuple)):
             values = next((value for value in values if not isinstance(value, list) or value), None)
         backend = group._get_backend(values.device)
@@ -181,19 +183,19 @@ class Adapter:
         return self.torch._C._distributed_c10d._create_work_from_future(future)
 
     def run(
-        self, group: Any, function: int, source: Any, target: Any, part: Any, reduction: Any = None,
+        self, group: Any, function: int, source: Any, target: Any, shard: Any, reduction: Any = None,
         root: int = 0,
     ) -> None:  # fmt: skip
-        """Runs a collective of the host; *part*: a tensor of the size that each rank counts."""
+        """Runs a collective of the host; *shard*: a tensor of the size that each rank counts."""
         reduces = function in (ALL_REDUCE, REDUCE_SCATTER, REDUCE)
         sent, received = source.detach().cpu().contiguous(), target.detach().cpu().contiguous()
-        has_type = reduces and part.dtype != self.torch.bool
-        kind = str(part.dtype).removeprefix("torch.") if has_type else "uint8"
-        count = part.numel() if reduces else part.numel() * part.element_size()
+        has_type = reduces and shard.dtype != self.torch.bool
+        kind = str(shard.dtype).removeprefix("torch.") if has_type else "uint8"
+        count = shard.numel() if reduces else shard.numel() * shard.element_size()
         names = [name for name in REDUCTIONS if reduction == getattr(self.c10d.ReduceOp, name)]
         number = REDUCTIONS.index(names[0]) if names else 0
         if kind not in DTYPES or (reduction is not None and not names):
-            raise NotImplementedError(f"no model of a reduction {reduction} of {part.dtype} by gloo")
+            raise NotImplementedError(f"no model of a reduction {reduction} of {shard.dtype} by gloo")
         tag = group_tag(group.group_name, self.c10d.get_process_group_ranks(group))
         error = self.nccl.vgpu_host_collective(
             tag.encode(), group.rank(), function, ctypes.c_void_p(sent.data_ptr()),
@@ -213,48 +215,52 @@ class Adapter:
             for tensor in tensors:
                 run(group, ALL_REDUCE, tensor, tensor, tensor, opts.reduceOp)
 
-        def broadcast(group: Any, tensors: Any, opts: Any) -> None:
+        def broadcast_tensor(group: Any, tensors: Any, opts: Any) -> None:
             run(group, BROADCAST, tensors[0], tensors[0], tensors[0], root=opts.rootRank)
 
-        def reduce(group: Any, tensors: Any, opts: Any) -> None:
+        def reduce_tensor(group: Any, tensors: Any, opts: Any) -> None:
             run(group, REDUCE, tensors[0], tensors[0], tensors[0], opts.reduceOp, opts.rootRank)
 
-        def gather_into(group: Any, output: Any, part: Any, _: Any) -> None:
-            run(group, ALL_GATHER, part, output, part)
+        def gather_into(group: Any, output: Any, shard: Any, _: Any) -> None:
+            run(group, ALL_GATHER, shard, output, shard)
 
-        def gather(group: Any, outputs: Any, parts: Any, opts: Any) -> None:
+        def gather_tensors(group: Any, outputs: Any, shards: Any, opts: Any) -> None:
             root = getattr(opts, "rootRank", None)
             receives = root in (None, group.rank())
-            flat = parts[0].new_empty((group.size(), *parts[0].shape)) if receives else parts[0]
-            run(group, ALL_GATHER if root is None else GATHER, parts[0], flat, parts[0], root=root or 0)
+            flat = shards[0].new_empty((group.size(), *shards[0].shape)) if receives else shards[0]
+            run(
+                group, ALL_GATHER if root is None else GATHER, shards[0], flat, shards[0], root=root or 0
+            )
             for output, received in zip(outputs[0] if receives else (), flat, strict=False):
                 output.copy_(received)
 
-        def scatter(group: Any, outputs: Any, inputs: Any, opts: Any) -> None:
+        def scatter_tensors(group: Any, outputs: Any, inputs: Any, opts: Any) -> None:
             flat = torch.stack(list(inputs[0])) if inputs else outputs[0]
             run(group, SCATTER, flat, outputs[0], outputs[0], root=opts.rootRank)
 
-        def reduce_scatter_into(group: Any, output: Any, whole: Any, opts: Any) -> None:
-            run(group, REDUCE_SCATTER, whole, output, output, opts.reduceOp)
+        def reduce_scatter_into(group: Any, output: Any, full_tensor: Any, opts: Any) -> None:
+            run(group, REDUCE_SCATTER, full_tensor, output, output, opts.reduceOp)
 
         def reduce_scatter(group: Any, outputs: Any, inputs: Any, opts: Any) -> None:
             reduce_scatter_into(group, outputs[0], torch.stack(list(inputs[0])), opts)
 
-        def exchange(group: Any, output: Any, whole: Any, received: Any, sent: Any, _: Any) -> None:
+        def exchange_tensors(
+            group: Any, output: Any, inputs: Any, received: Any, sent: Any, _: Any
+        ) -> None:
             if len({*received, *sent}) > 1:
                 raise NotImplementedError("all_to_all by gloo of unequal parts has no model")
-            run(group, ALL_TO_ALL, whole, output, whole.reshape(group.size(), -1)[0])
+            run(group, ALL_TO_ALL, inputs, output, inputs.reshape(group.size(), -1)[0])
 
         return {
-            "allreduce": reduce_each, "allreduce_coalesced": reduce_each, "broadcast": broadcast,
-            "reduce": reduce, "_allgather_base": gather_into, "all_gather_single": gather_into,
-            "allgather": gather, "gather": gather, "scatter": scatter, "reduce_scatter": reduce_scatter,
+            "allreduce": reduce_each, "allreduce_coalesced": reduce_each, "broadcast": broadcast_tensor,
+            "reduce": reduce_tensor, "_allgather_base": gather_into, "all_gather_single": gather_into,
+            "allgather": gather_tensors, "gather": gather_tensors, "scatter": scatter_tensors, "reduce_scatter": reduce_scatter,
             "_reduce_scatter_base": reduce_scatter_into, "reduce_scatter_single": reduce_scatter_into,
-            "alltoall_base": exchange, "all_to_all_single": exchange,
+            "alltoall_base": exchange_tensors, "all_to_all_single": exchange_tensors,
         }  # fmt: skip
 
 
-def adapt(torch: Any, libraries: Path) -> None:
+def adapt_process_groups(torch: Any, libraries: Path) -> None:
     """Adapts torch where VGPU_RANKS names the ranks that run."""
     if running_ranks() and torch.distributed.is_available():
         os.environ.update(SETTINGS)

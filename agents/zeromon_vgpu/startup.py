@@ -60,12 +60,12 @@ def place_rank(environment: MutableMapping[str, str]) -> None:
         return
     per_node, world, *ranks = map(int, environment.pop("VGPU_PLACES").split())
     rank = ranks[int(environment["RANK"])]
-    places = {
+    variables = {
         "RANK": rank, "ROLE_RANK": rank, "WORLD_SIZE": world, "ROLE_WORLD_SIZE": world,
         "LOCAL_RANK": rank % per_node, "LOCAL_WORLD_SIZE": per_node,
         "GROUP_RANK": rank // per_node, "GROUP_WORLD_SIZE": world // per_node,
     }  # fmt: skip
-    environment.update((name, str(number)) for name, number in places.items())
+    environment.update((name, str(number)) for name, number in variables.items())
 
 
 def load_libraries(folder: Path) -> None:
@@ -89,7 +89,7 @@ def adapt_torch(torch: Any) -> None:
     if os.environ.get("VGPU_RANKS"):
         from zeromon_vgpu import absent_ranks
 
-        absent_ranks.adapt(torch, Path(os.environ["VGPU_LIBRARIES"]))
+        absent_ranks.adapt_process_groups(torch, Path(os.environ["VGPU_LIBRARIES"]))
 
 
 def adapt_deepspeed(builder: Any) -> None:

@@ -146,7 +146,7 @@ def machine_values(options: argparse.Namespace) -> dict[str, float | str]:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What starts the ranks of a run on this machine."""
+    """The start of the ranks of a run on this machine."""
 
     command: list[str]
     environment: Mapping[str, str]
@@ -176,8 +176,8 @@ def placed_launch(
     per_node = launch.ranks // node_count
     world = per_node * (nodes or node_count)
     ranks = representatives(world, per_node, processes) if world > processes else tuple(range(world))
-    places = f"{per_node} {world} {' '.join(map(str, ranks))}"
-    variables = {**environment, "VGPU_PLACES": places}
+    rank_places = f"{per_node} {world} {' '.join(map(str, ranks))}"
+    variables = {**environment, "VGPU_PLACES": rank_places}
     if len(ranks) < world:
         variables["VGPU_RANKS"] = ",".join(map(str, ranks))
     return Launch(on_one_machine(command, len(ranks)), variables, ranks if len(ranks) < world else ())

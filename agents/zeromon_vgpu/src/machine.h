@@ -29,9 +29,9 @@ struct Machine {
   double contention = 1;           // 0: kernels on several streams do not slow each other down
   double largest_payload = 1e18;   // collectives above this many bytes move none, for speed
   double driver_version = 13000;
-  double log_events = 0;  // 1: events are on the timeline, too
+  double log_events = 0;      // 1: events are on the timeline, too
   double operator_ns = 9000;  // what a host takes for an operator of torch with one kernel
-  double started = 0;     // seconds of CLOCK_MONOTONIC from which faults count; 0: the process's start
+  double started = 0;  // seconds of CLOCK_MONOTONIC from which faults count; 0: the process's start
 };
 
 // A planned fault: `fault kind key=value...`.

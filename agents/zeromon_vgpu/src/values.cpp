@@ -85,32 +85,33 @@ long number_after(const char* name, const char* part) {
 
 std::size_t size_of_type(const char* mangled) {
   switch (*mangled) {
-  case 'l':
-  case 'd':
-    return 8;
-  case 'i':
-  case 'f':
-    return 4;
-  case 's':
-    return 2;
-  case 'b':
-  case 'a':
-  case 'h':
-    return 1;
-  default:
-    bool is_half = !std::strncmp(mangled, "N3c104HalfE", 11) || !std::strncmp(mangled, "N3c108BFl", 9);
-    return is_half ? 2 : 0;
+    case 'l':
+    case 'd': return 8;
+    case 'i':
+    case 'f': return 4;
+    case 's': return 2;
+    case 'b':
+    case 'a':
+    case 'h': return 1;
+    default:
+      bool is_half = !std::strncmp(mangled, "N3c104HalfE", 11) || !std::strncmp(mangled, "N3c108BFl", 9);
+      return is_half ? 2 : 0;
   }
 }
 
 // Orders of CompareFunctor (at least, above, at most, below) and of CompareEqFunctor (equal, unequal).
-template <class T> bool holds(int order, bool for_equality, T left, T right) {
+template <class T>
+bool holds(int order, bool for_equality, T left, T right) {
   if (for_equality) return (left == right) == (order == 0);
-  return order == 0 ? left >= right : order == 1 ? left > right : order == 2 ? left <= right : left < right;
+  return order == 0   ? left >= right
+         : order == 1 ? left > right
+         : order == 2 ? left <= right
+                      : left < right;
 }
 
 using Comparison = bool (*)(int, bool, const char*, const char*);
-template <class T> bool compare(int order, bool for_equality, const char* left, const char* right) {
+template <class T>
+bool compare(int order, bool for_equality, const char* left, const char* right) {
   T a, b;
   std::memcpy(&a, left, sizeof a);
   std::memcpy(&b, right, sizeof b);
@@ -119,29 +120,22 @@ template <class T> bool compare(int order, bool for_equality, const char* left, 
 
 Comparison comparison_of(char type) {
   switch (type) {
-  case 'l':
-    return compare<std::int64_t>;
-  case 'i':
-    return compare<std::int32_t>;
-  case 's':
-    return compare<std::int16_t>;
-  case 'd':
-    return compare<double>;
-  case 'f':
-    return compare<float>;
-  case 'a':
-    return compare<std::int8_t>;
-  case 'b':
-  case 'h':
-    return compare<std::uint8_t>;
-  default:
-    return nullptr;
+    case 'l': return compare<std::int64_t>;
+    case 'i': return compare<std::int32_t>;
+    case 's': return compare<std::int16_t>;
+    case 'd': return compare<double>;
+    case 'f': return compare<float>;
+    case 'a': return compare<std::int8_t>;
+    case 'b':
+    case 'h': return compare<std::uint8_t>;
+    default: return nullptr;
   }
 }
 
 using Sum = void (*)(char*, const char*, const char*, const char*);
 // out = left + alpha * right; for one known number, out = left + right * alpha as well.
-template <class T> void add(char* out, const char* left, const char* right, const char* alpha) {
+template <class T>
+void add(char* out, const char* left, const char* right, const char* alpha) {
   T a, b, factor;
   std::memcpy(&a, left, sizeof a);
   std::memcpy(&b, right, sizeof b);
@@ -152,16 +146,11 @@ template <class T> void add(char* out, const char* left, const char* right, cons
 
 Sum sum_of(char type) {
   switch (type) {
-  case 'l':
-    return add<std::int64_t>;
-  case 'i':
-    return add<std::int32_t>;
-  case 'd':
-    return add<double>;
-  case 'f':
-    return add<float>;
-  default:
-    return nullptr;
+    case 'l': return add<std::int64_t>;
+    case 'i': return add<std::int32_t>;
+    case 'd': return add<double>;
+    case 'f': return add<float>;
+    default: return nullptr;
   }
 }
 
@@ -239,8 +228,8 @@ bool is_on_device(const void* address) {
   return find_block(address, &block) && block.place == Place::device;
 }
 
-// reduce_kernel of int64, such as a sum of sizes. Its ReduceOp has the neutral element, then element size
-// and numbers of inputs and outputs.
+// reduce_kernel of int64, such as a sum of sizes. Its ReduceOp has the neutral element, then element
+// size and numbers of inputs and outputs.
 std::unique_ptr<Action> integer_sum(void** args) {
   auto* op = static_cast<const char*>(args[0]);
   int sizes[3];
