@@ -254,7 +254,8 @@ class Adapter:
         return {
             "allreduce": reduce_each, "allreduce_coalesced": reduce_each, "broadcast": broadcast_tensor,
             "reduce": reduce_tensor, "_allgather_base": gather_into, "all_gather_single": gather_into,
-            "allgather": gather_tensors, "gather": gather_tensors, "scatter": scatter_tensors, "reduce_scatter": reduce_scatter,
+            "allgather": gather_tensors, "gather": gather_tensors, "scatter": scatter_tensors,
+            "reduce_scatter": reduce_scatter,
             "_reduce_scatter_base": reduce_scatter_into, "reduce_scatter_single": reduce_scatter_into,
             "alltoall_base": exchange_tensors, "all_to_all_single": exchange_tensors,
         }  # fmt: skip

@@ -45,7 +45,7 @@ class _AroundImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         ADAPTED[module.__name__](module)
 
 
-def begin() -> None:
+def begin_at_startup() -> None:
     """Prepares for the import of torch, once: arithmetic that is on twice would add in place twice."""
     place_rank(os.environ)
     if "VGPU_LIBRARIES" in os.environ and not any(

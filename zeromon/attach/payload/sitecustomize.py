@@ -47,7 +47,7 @@ def _arm():
         _load_package("zeromon_vgpu", "ZEROMON_AGENTS")
         import zeromon_vgpu.startup
 
-        zeromon_vgpu.startup.begin()
+        zeromon_vgpu.startup.begin_at_startup()
     import time
 
     name = "torch.distributed.distributed_c10d"
