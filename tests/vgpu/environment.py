@@ -29,7 +29,10 @@ HOME = Path(os.environ.get("VGPU_HOME", ROOT / "build" / "vgpu"))
 DEFAULT, NEWEST = "2.13.0", "2.15.0"
 CUDA_12 = "2.9.1"
 """A version whose wheel on PyPI is built with CUDA 12."""
-STARTUP = 'import os; os.environ.get("VGPU_DIR") and __import__("zeromon_vgpu.startup").startup.begin_at_startup()\n'
+STARTUP = (
+    'import os; os.environ.get("VGPU_DIR")'
+    ' and __import__("zeromon_vgpu.startup").startup.begin_at_startup()\n'
+)
 """A line that each Python of the environment runs when it starts."""
 
 
