@@ -83,7 +83,7 @@ class Allocator:
 
     def _write_peak(self, stats: Mapping[str, Any], phase: int) -> None:
         """Writes the most bytes ever allocated, where they have grown; a script may reset torch's."""
-        peak = int(stats["allocated_bytes"]["all"]["peak"]) if "allocated_bytes" in stats else 0
+        peak = int(stats["allocated_bytes"]["all"].get("peak", 0)) if "allocated_bytes" in stats else 0
         if peak > self._peak:
             self._peak = peak
             context = self._context

@@ -317,8 +317,12 @@ class Evaluation:
             self._close(self._seen_ns)
 
     def stop(self) -> None:
-        """Ends the evaluation under way with its last forward; forgets one without a forward."""
-        self._close(self._seen_ns)
+        """Forgets the evaluation under way."""
+        self._close(0)
+
+    def training_ends(self) -> None:
+        """Ends the evaluation under way, if any, with its last forward."""
+        self._close(self._seen_ns if self._since else 0)
 
     def _close(self, end_ns: int) -> None:
         since_ns, self._since, self._untrained = self._since, 0, False

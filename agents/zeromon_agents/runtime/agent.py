@@ -472,7 +472,7 @@ class Agent:
         with suppress(Guard.CAUGHT):
             self._count_the_rest()
             self._write_loading()
-            self.steps.evaluation.stop()
+            self.steps.evaluation.training_ends()
             # a trace that fails must not lose the end record
             self.guard.guarded(self.capture.close)("the script ended before those steps did")
             self.guard.guarded(self.capture.flush)()

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import MemoryPeak, MemorySample, Oom, decode_record
+from zeromon.ring.events import AllocatedPeak, MemoryPeak, MemorySample, Oom, Phase, decode_record
 from zeromon_agents.observe import accelerator, allocator
 from zeromon_agents.observe.accelerator import Accelerator
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
 
 STATS: dict[str, Any] = {
-    name: {"all": {"current": n}} for n, name in enumerate(allocator._WRITTEN, 1)
+    name: {"all": {"current": n, "peak": 10 * n}} for n, name in enumerate(allocator._WRITTEN, 1)
 } | {"num_alloc_retries": 7, "num_ooms": 1}
 
 
@@ -91,8 +91,9 @@ def parts(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Part
 def test_at_the_end_of_a_step_the_device_is_asked_too(parts: Parts) -> None:
     """The first time for its capacity, then on detailed steps only."""
     parts.allocator.sample()
-    memory, peak = parts.events()
+    memory, most, peak = parts.events()
     assert isinstance(memory, MemorySample) and isinstance(peak, MemoryPeak)
+    assert most[1:] == (Phase.OPTIMIZER, 10, 1)
     assert memory[2:] == (1, 2, 3, 4)
     assert (peak.retries, peak.ooms, peak.free_bytes, peak.capacity_bytes) == (7, 1, 5, 40)
     parts.allocator.sample()
@@ -113,15 +114,26 @@ def test_without_a_limit_the_capacity_is_that_of_the_device(
 
 def test_before_backward_nothing_calls_the_driver(parts: Parts) -> None:
     """A graph may be under capture: even the first time."""
-    parts.allocator.sample_tensors()
-    assert [type(event) for event in parts.events()] == [MemorySample]
+    parts.allocator.sample_tensors(Phase.FORWARD)
+    assert [type(event) for event in parts.events()] == [MemorySample, AllocatedPeak]
+    assert parts.device.module.driver == []
+
+
+def test_a_peak_is_written_once_with_its_phase(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts.allocator.phase_ends(Phase.OTHER)
+    parts.allocator.sample_tensors(Phase.FORWARD)
+    higher = {**STATS, "allocated_bytes": {"all": {"current": 1, "peak": 30}}}
+    monkeypatch.setattr(Module, "memory_stats_as_nested_dict", lambda *_: higher)
+    parts.allocator.phase_ends(Phase.BACKWARD)
+    peaks = [event[1:] for event in parts.events() if isinstance(event, AllocatedPeak)]
+    assert peaks == [(Phase.OTHER, 10, 1), (Phase.BACKWARD, 30, 1)]
     assert parts.device.module.driver == []
 
 
 def test_an_allocation_that_fails_is_written(parts: Parts) -> None:
     """With the largest block of the cache."""
-    parts.allocator.sample_tensors()
-    parts.allocator.sample_tensors()
+    parts.allocator.sample_tensors(Phase.FORWARD)
+    parts.allocator.sample_tensors(Phase.FORWARD)
     (observer,) = parts.device.module.observers
     observer(2, 1000, 80, 5)
     (oom,) = (event for event in parts.events() if isinstance(event, Oom))
@@ -143,7 +155,7 @@ def test_a_device_that_is_not_in_use_has_no_figures(
 ) -> None:
     monkeypatch.setattr(accelerator, "ready_device", lambda: None)
     parts.allocator.sample()
-    assert parts.allocator.sample_tensors() is None
+    assert parts.allocator.sample_tensors(Phase.FORWARD) is None
     assert parts.events() == []
     assert (allocator.allocated_bytes(), allocator.pinned_bytes()) == (-1, -1)
 
@@ -165,11 +177,11 @@ def test_cudas_own_allocator_leaves_counters_at_zero(
     module.is_current_stream_capturing = lambda: captures
     captures = True
     parts = Parts(tmp_path, monkeypatch, "cuda", module)
-    assert parts.allocator.sample_tensors() is None
+    assert parts.allocator.sample_tensors(Phase.FORWARD) is None
     assert allocator.allocated_bytes() == -1
     captures = False
     parts.allocator.sample()
-    memory, peak = parts.events()
+    memory, _, peak = parts.events()
     assert memory[2:] == (1, 2, 3, -1)
     assert (peak.retries, peak.ooms, peak.capacity_bytes) == (-1, -1, 40)
     assert parts.allocator.kind == "cudaMallocAsync"
@@ -223,6 +235,6 @@ def test_a_young_backend_tells_what_it_can(tmp_path: Path, monkeypatch: pytest.M
     assert parts.events() == []
     ready[0] = True
     parts.allocator.sample()
-    memory, peak = parts.events()
+    memory, _, peak = parts.events()
     assert memory[2:] == (1, -1, -1, -1)
     assert (peak.retries, peak.free_bytes, peak.capacity_bytes) == (-1, -1, -1)

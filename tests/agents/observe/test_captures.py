@@ -155,7 +155,7 @@ def test_the_device_is_met_at_the_first_backward_that_is_watched(device: Virtual
     sampled: list[int] = []
     one = agent(
         [],
-        allocator=SimpleNamespace(kind="", sample_tensors=lambda: sampled.append(1)),
+        allocator=SimpleNamespace(kind="", sample_tensors=lambda _: sampled.append(1)),
         _write_device_metadata=lambda training: None,
     )
     one.context.step = one.context.steps_before = 70

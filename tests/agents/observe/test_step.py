@@ -252,7 +252,7 @@ def test_a_program_that_only_evaluates_ends_with_its_last_forward(
                 steps.forward_begins(steps, (), {})
                 steps.forward_ends()
         last_ns = time.monotonic_ns()
-        steps.evaluation.stop()
+        steps.evaluation.training_ends()
     assert len(ended) == 1 and ended[0][0] < ended[0][1] <= last_ns
 
 
