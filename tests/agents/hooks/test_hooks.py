@@ -150,6 +150,7 @@ def test_nothing_is_kept_alive(shared_node: Node) -> None:
     assert not any(watched["waited=True"] + watched["waited=False"])
 
 
+@pytest.mark.alone
 def test_peak_memory_is_the_same(shared_node: Node) -> None:
     """80 more collectives of 16 MiB raise the peak no more than without the agent.
 
