@@ -44,10 +44,14 @@ def _arm():
     if os.environ.get("ZEROMON_SHIM") != "1" or sys.version_info < (3, 10):
         return
     if os.environ.get("VGPU_LIBRARIES"):  # a preflight: torch gets devices that are modelled
-        _load_package("zeromon_vgpu", "ZEROMON_AGENTS")
-        import zeromon_vgpu.startup
+        try:
+            _load_package("zeromon_vgpu", "ZEROMON_AGENTS")
+            import zeromon_vgpu.startup
 
-        zeromon_vgpu.startup.begin_at_startup()
+            zeromon_vgpu.startup.begin_at_startup()
+        except BaseException as error:  # without them it would train on the devices of this machine
+            _say("zeromon: this preflight has no virtual device (%r)" % (error,))
+            os._exit(1)
     import time
 
     name = "torch.distributed.distributed_c10d"
