@@ -371,6 +371,7 @@ def test_counts(text: str, count: int | None) -> None:
 def test_sizes() -> None:
     assert parse_size("80GiB") == parse_size("80") == 80 << 30
     assert parse_size("H100") == pytest.approx(79.11 * GIB)  # as an out-of-memory error says
+    assert parse_size("4090") == parse_size("NVIDIA GeForce RTX 4090") == parse_size("rtx4090")
     assert parse_size("80GB") == parse_size("8e10") == 80 * 10**9
     assert (parse_size("0.5"), parse_size("4096"), parse_size("4097")) == (GIB // 2, 4 << 40, 4097)
     with pytest.raises(PlanError):

@@ -24,6 +24,7 @@ from zeromon.memory.speeds import (
     DEVICES,
     Machine,
     RunSpeeds,
+    find_named_device,
     measured_of,
     speeds_of_machine,
     speeds_of_run,
@@ -426,9 +427,9 @@ def parse_size(size: str) -> int:
 
     A plain number is in GiB up to :data:`GIB_AT_MOST`, a larger one in bytes.
     """
+    if device := find_named_device(size):
+        return device.nbytes
     key = size.strip().lower()
-    if key in DEVICES:
-        return DEVICES[key].nbytes
     units = {
         "tib": 1 << 40, "gib": 1 << 30, "mib": 1 << 20, "tb": 10**12, "gb": 10**9, "mb": 10**6,
         "": 1,

@@ -77,8 +77,11 @@ DEVICES: Mapping[str, Device] = {
 }  # fmt: skip
 """Name -> peaks; of the SXM version where there are several."""
 
-_VARIANTS = {"a10g": "a10", "t4g": "t4", "v100s": "v100", "gh200": "h100", "gb200": "b200"}
-"""Another name of NVML -> the device whose peaks are nearest."""
+_VARIANTS = {
+    "a10g": "a10", "t4g": "t4", "v100s": "v100", "gh200": "h100", "gb200": "b200",
+    "4090": "rtx4090", "3090": "rtx3090",
+}  # fmt: skip
+"""Another name, of NVML or of people -> the device whose peaks are nearest."""
 
 
 @dataclass(frozen=True, slots=True)
