@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -84,8 +85,8 @@ def unhindered_steps(
 ) -> tuple[StepTime, StepTime] | None:
     """The steps of a rank with a host that is always ahead, and with one that takes its time.
 
-    *steps*: when the host began and ended each, in their order; the first only begins the count. None
-    where fewer than two have operations.
+    *steps*: when each began and ended on the device, in their order; the first only begins the count.
+    None where fewer than two have operations.
     """
     finishes = [_last_finish(operations, start, stop) for start, stop in steps]
     kinds = []
@@ -111,6 +112,22 @@ def unhindered_steps(
 
 
 def _last_finish(operations: Sequence[Operation], start: int, stop: int) -> tuple[int, int] | None:
-    """The last end of what the host enqueued from *start* to *stop*, for both kinds of host."""
-    inside = [op.unhindered for op in operations if start <= op.enqueued < stop]
+    """The last end of what began from *start* to *stop*, for both kinds of host."""
+    inside = [op.unhindered for op in operations if start <= op.start < stop]
     return (max(u[0][1] for u in inside), max(u[1][1] for u in inside)) if inside else None
+
+
+def uncovered_nanoseconds(
+    operations: Sequence[Operation], step: tuple[int, int], kind: int
+) -> Iterator[tuple[Operation, int]]:
+    """The collectives of a step, each with how long nothing is computed while it runs.
+
+    *kind*: 0 for a host that is always ahead, 1 for one that takes its time.
+    """
+    compute = union(op.unhindered[kind] for op in operations if op.computes)
+    for op in operations:
+        if op.kind == "collective" and step[0] <= op.start < step[1]:
+            start, end = op.unhindered[kind]
+            begin = max(0, bisect_right(compute, (start, start)) - 1)
+            nearby = compute[begin : bisect_right(compute, (end, end))]
+            yield op, length(subtract([(start, end)], nearby))

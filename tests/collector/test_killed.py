@@ -65,7 +65,9 @@ def test_nothing_that_was_kept_is_lost_however_often_they_are_killed(tmp_path: P
                 for rank in ranks:
                     rank.write_step()
                 time.sleep(0.1)  # a step of it is 80 ms long
-                if until is None and size(folder) > before:  # it is at work: now any moment will do
+                # the first comes to the first moment that it keeps, the others to any write
+                is_at_work = size(folder) > before and (seen or Past(folder).snapshot_times())
+                if until is None and is_at_work:
                     until = time.monotonic() + chooser.uniform(0.0, 1.5)
         finally:
             for process in watching:

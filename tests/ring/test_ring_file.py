@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -61,11 +62,13 @@ def numbers(reader: RingReader, *, final: bool = False) -> list[int]:
 
 
 def mine(path: Path) -> list[ring_file.Segment]:
-    """The segments whose ring has the file *path*."""
-    return [
-        one for one in ring_file.listed_segments()
-        if os.fsencode(path) in bytes(ring_file.attach_segment(one)[:4096])
-    ]  # fmt: skip
+    """The segments whose ring has the file *path*. One of another program may go meanwhile."""
+    found = []
+    for one in ring_file.listed_segments():
+        with suppress(OSError):
+            if os.fsencode(path) in bytes(ring_file.attach_segment(one)[:4096]):
+                found.append(one)
+    return found
 
 
 def _replace(path: Path) -> None:

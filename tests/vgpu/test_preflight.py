@@ -71,6 +71,24 @@ def test_a_script_that_fits(preflight: Any) -> None:
     assert found["peak_bytes"] == max(most for *_, most in answer.printed)
 
 
+def test_each_unit_has_its_waits(preflight: Any) -> None:
+    """By name, with its bytes; over a slow link, each waits as long as its bytes take."""
+    found = preflight("--width", "512", options=("--link", "4GB/s")).preflight
+    rows = found["waits"]
+    calls = {(row["unit"], row["op"], row["phase"]): row["calls"] for row in rows}
+    forward = {(unit, "all_gather", "forward"): 1 for unit in "0123"}
+    backward = {(unit, "all_gather", "backward"): 1 for unit in "0123"}
+    reduced = {(unit, "reduce_scatter", "backward"): 1 for unit in "0123"}
+    assert calls == forward | backward | reduced
+    unit_bytes = 4 * (2 * 512 * 2048 + 2048 + 512)
+    assert {row["nbytes"] for row in rows} == {unit_bytes}
+    # half of a unit travels, over a link that reaches 0.8 of its peak
+    seconds = unit_bytes / 2 / (0.8 * 4e9)
+    assert all(row["seconds"] == pytest.approx(seconds, rel=0.1) for row in rows)
+    total, low = sum(row["exposed_seconds"] for row in rows), found["exposed_seconds"][1]
+    assert low <= total * 1.01 and total < 12 * seconds * 1.1
+
+
 def test_what_does_not_fit_is_told_with_its_phase(preflight: Any) -> None:
     """Parameters and gradients fit, the optimizer's state and its temporaries do not."""
     answer = preflight("--width", "2048", options=("--gpu", "1750MiB"))

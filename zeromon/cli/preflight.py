@@ -21,6 +21,7 @@ where it cannot run.
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from zeromon.base.errors import LaunchError, ZeromonError
@@ -35,6 +36,7 @@ from zeromon.cli.virtual_machine import (
     placed_launch,
     virtual_machine,
 )
+from zeromon.cli.virtual_waits import RankRings
 from zeromon.memory.fit import Trial
 from zeromon.readout.preflight import preflight_result, preflight_text
 from zeromon.readout.verdict import hang_text
@@ -70,11 +72,12 @@ def _run_preflight(
     command: Sequence[str], options: argparse.Namespace, name: str, machine: VirtualMachine
 ) -> int:
     launch = placed_launch(command, options.nodes, options.processes, machine.environment)
+    rings = RankRings(machine.folder / "live")
     request = Request(
         trial=Trial(stage="", micro_batch=1), command=launch.command,
         environment=launch.environment, name=name, ranks=len(launch.ranks),
         log=options.output or machine.folder / "output", steps=options.steps,
-        most_seconds=options.seconds, stop_reason=_hang_reason,
+        most_seconds=options.seconds, stop_reason=partial(_reason_to_stop, rings),
     )  # fmt: skip
     tell_user(f"to look at it meanwhile: ZEROMON_DIR={machine.folder / 'live'} zeromon attach")
     outcome, error = "", ""
@@ -91,8 +94,9 @@ def _run_preflight(
             error or "no rank of the command used torch.distributed", "See its output above."
         )
     result = preflight_result(
-        run, machine.device, launch.ranks, outcome or error, options.steps, machine.steps_of_ranks(run)
-    )
+        run, machine.device, launch.ranks, outcome or error, options.steps, machine.steps_of_ranks(run),
+        machine.most_waiting(run, rings),
+    )  # fmt: skip
     if options.json:
         show_json({"preflight": result, "run": run})
     else:
@@ -105,8 +109,9 @@ def _run_preflight(
 # ---- what became of it --------------------------------------------------------------------------
 
 
-def _hang_reason(run: RunSnapshot) -> str:
+def _reason_to_stop(rings: RankRings, run: RunSnapshot) -> str:
     """The first hang that lasts; by then the ranks have sent the lines where they stand."""
+    rings.open_new()
     lasting = (hang for hang in run.hangs if hang.seconds > _HANG_SECONDS and not hang.pause)
     return next((hang_text(run, hang) for hang in lasting), "")
 

@@ -16,9 +16,10 @@ from zeromon.check.launch import on_one_machine, read_command
 from zeromon.cli.parser import add_option, positive
 from zeromon.cli.plan_setup import link_speed, parse_memory_size
 from zeromon.cli.terminal import show_working
+from zeromon.cli.virtual_waits import RankRings, waits_by_unit
 from zeromon.memory.speeds import DEVICES, find_named_device
 from zeromon.probes.process import find_training_python
-from zeromon.readout.preflight import Two
+from zeromon.readout.preflight import Two, UnitWait
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
 from zeromon_vgpu.build import build_libraries
@@ -82,6 +83,17 @@ class VirtualMachine:
                     ((fast.span / 1e9, slow.span / 1e9), (fast.exposed / 1e9, slow.exposed / 1e9))
                 )
         return steps
+
+    def most_waiting(self, run: RunSnapshot, rings: RankRings) -> tuple[int, Sequence[UnitWait]]:
+        """The rank that waits most of the first few, and its waits; -1 where none is timed."""
+        waits = []
+        for rank in run.ranks[:_MAX_TIMED_RANKS]:
+            windows = [(s.start_ns, s.end_ns) for s in rank.steps.recent if s.step > 1]
+            operations = list(read_timeline(self.folder, f"{rank.rank}-{rank.pid}"))
+            rows = waits_by_unit(operations, rings.callers(rank.pid), windows)
+            waits.append((sum(row.exposed_seconds for row in rows), rank.rank, rows))
+        _, waiting_rank, rows = max(waits, default=(0.0, -1, ()))
+        return waiting_rank, rows
 
 
 _MAX_TIMED_RANKS = 8

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from zeromon.base.units import human_bytes, human_ratio, human_seconds
-from zeromon.readout.communication_report import by_unit
+from zeromon.base.units import human_bytes, human_calls, human_ratio, human_seconds
 from zeromon.readout.death_report import deaths
-from zeromon.readout.figures import STEP
+from zeromon.readout.figures import BYTES, SECONDS, STEP
 from zeromon.readout.report import by_role, finding_lines, memory_block
+from zeromon.readout.tables import Column, text_table
 from zeromon.readout.throughput import mfu_of_run, tokens_per_step
 from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
@@ -18,6 +18,21 @@ _MODELLED = (
     "The devices are modelled: {device}. Kernels compute nothing and take modelled time; the script, "
     "the framework, torch's allocator, the order of all calls and this host's Python are real."
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitWait:
+    """The collectives of a unit in a step, with a host that takes 9 us an operator."""
+
+    unit: str
+    """"" where C++ launched them, as DDP's reducer does."""
+    op: str
+    phase: str
+    calls: float
+    nbytes: int
+    seconds: float
+    exposed_seconds: float
+    """The part in which nothing is computed; of two at once, both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +68,10 @@ class Preflight:
     """The part of it that waits for communication, likewise."""
     mfu: tuple[float, float] | None = None
     """Likewise, the lower first."""
+    wait_rank: int = -1
+    """The rank that waits most, whose are the following."""
+    waits: tuple[UnitWait, ...] = ()
+    """The longest first."""
     findings: tuple[Finding, ...] = ()
     """Those that a real device would have, too."""
 
@@ -68,12 +87,13 @@ def preflight_result(
     outcome: str,
     asked_steps: int,
     steps_of_ranks: Sequence[tuple[Two, Two]],
+    most_waiting: tuple[int, Sequence[UnitWait]],
 ) -> Preflight:
     """Returns what *run* says.
 
     *modelled*: the device. *ranks*: those that ran, where others were simulated. *outcome*: why it
     ended early, if it did. *steps_of_ranks*: seconds of a step and of its exposed communication, of
-    each rank whose devices told.
+    each rank whose devices told. *most_waiting*: the rank that waits most, and its waits.
     """
     ran_out = [rank for rank in run.ranks if death_cause(rank) == DEVICE_OOM]
     rank = max(ran_out or run.ranks, key=_used_bytes)
@@ -103,6 +123,8 @@ def preflight_result(
         step_seconds=step,
         exposed_seconds=exposed,
         mfu=_mfu(run, step),
+        wait_rank=most_waiting[0],
+        waits=tuple(most_waiting[1]),
         findings=tuple(f for f in run.findings if _holds_on_device(f, step, exposed)),
     )
 
@@ -153,7 +175,7 @@ def preflight_text(run: RunSnapshot, result: Preflight) -> str:
         head.append(f"  ended     after {result.steps} steps: {result.outcome}")
     blocks = [
         "\n".join(head), deaths(run) if result.outcome else "", _finding_block(result.findings),
-        memory_block(run.ranks[:8]), by_role(run), by_unit(run, 5),
+        memory_block(run.ranks[:8]), by_role(run), _waits_block(result),
         f"All of it: zeromon report {run.run}",
     ]  # fmt: skip
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -206,3 +228,28 @@ def _between_limits(format_number: Callable[[float], str], limits: Sequence[floa
 def _finding_block(findings: Sequence[Finding]) -> str:
     rows = [row for finding in findings for row in finding_lines(finding)]
     return "\n".join(("Findings (zeromon rule CODE explains them)", *rows)) if rows else ""
+
+
+_WAIT_COLUMNS = (
+    Column("unit", lambda row: row.unit or "-"),
+    Column("op", lambda row: row.op),
+    Column("phase", lambda row: row.phase or "-"),
+    Column("calls", lambda row: human_calls(row.calls)),
+    Column("bytes", lambda row: row.nbytes, BYTES),
+    Column("time", lambda row: row.seconds, SECONDS),
+    Column("exposed", lambda row: row.exposed_seconds, SECONDS),
+)
+_MOST_WAITS = 8
+
+
+def _waits_block(result: Preflight) -> str:
+    if not result.waits:
+        return ""
+    blocks = [
+        f"Waits of rank {result.wait_rank} per step, for a host that takes 9 us an operator",
+        text_table(result.waits[:_MOST_WAITS], *_WAIT_COLUMNS),
+    ]
+    if hidden := result.waits[_MOST_WAITS:]:
+        exposed = human_seconds(sum(row.exposed_seconds for row in hidden))
+        blocks.append(f"  ... and {len(hidden)} more, {exposed} exposed")
+    return "\n".join(blocks)
