@@ -69,6 +69,10 @@ def test_a_script_that_fits(preflight: Any) -> None:
     low, high = found["step_seconds"]
     assert 0 < low <= high < found["host_seconds"]
     assert found["peak_bytes"] == max(most for *_, most in answer.printed)
+    # what is a figure of this host alone, or of no device at all, is not shown as one of the run
+    assert {rank["device"] for rank in answer.run["ranks"]} == {"cuda:0 (virtual)", "cuda:1 (virtual)"}
+    assert answer.run["energy"]["device_joules"] is None
+    assert not {"launch_bound", "straggler", "not_finite"} & {f["rule"] for f in answer.run["findings"]}
 
 
 def test_each_unit_has_its_waits(preflight: Any) -> None:

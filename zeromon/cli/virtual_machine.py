@@ -22,6 +22,7 @@ from zeromon.probes.process import find_training_python
 from zeromon.readout.preflight import Two, UnitWait
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.rank import VIRTUAL
 from zeromon_vgpu.build import build_libraries
 from zeromon_vgpu.machine import IDENTITIES, write_machine
 from zeromon_vgpu.timeline import read_timeline, unhindered_steps
@@ -143,7 +144,7 @@ def machine_values(options: argparse.Namespace) -> dict[str, float | str]:
     link = options.link or device.link
     return {
         # every view that shows a run's device then says so
-        "name": f"{label} (virtual)",
+        "name": label + VIRTUAL,
         "major": major, "minor": minor, "multiprocessors": multiprocessors, "clock_hz": clock,
         "memory_bytes": float(device.nbytes),
         "flops_half": _REACHED * device.half_flops, "flops_fp8": 2 * _REACHED * device.half_flops,

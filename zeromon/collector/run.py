@@ -64,6 +64,7 @@ from zeromon.snapshot import (
 )
 from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.levels import NODE_SILENT_SECONDS
+from zeromon.snapshot.rank import VIRTUAL
 from zeromon.storage.run_store import Store
 from zeromon.storage.snapshot_log import Record, standing_findings
 
@@ -511,6 +512,7 @@ class RunFollower:
             totals: Counter[str] = self._before[number] + Counter(rank.ledger.totals)
             completed = replace(
                 rank,
+                device=rank.device + VIRTUAL * (device is not None and device.name.endswith(VIRTUAL)),
                 status=replace(rank.status, ended=ended),
                 communication=replace(
                     rank.communication,
@@ -537,7 +539,9 @@ class RunFollower:
         devices = {
             str(follower.state.meta.get("device_uuid", "")): joules
             for follower, rank in zip(followers, ranks, strict=True)
-            if rank.machine.device and (joules := rank.machine.device.energy_joules) is not None
+            if rank.machine.device
+            and (joules := rank.machine.device.energy_joules) is not None
+            and not rank.on_virtual_device
         }
         return self._energy.add(now_ns, devices, self._rapl.read(), self._rapl.note)
 

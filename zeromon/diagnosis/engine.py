@@ -22,7 +22,19 @@ _Key = tuple[str, int]
 def advise(run: RunSnapshot) -> tuple[Finding, ...]:
     """Returns all findings about *run*, the most urgent first."""
     findings = (finding for rule in all_rules() for finding in rule(run))
+    if any(rank.on_virtual_device for rank in run.ranks):
+        findings = (f for f in findings if f.rule not in _OF_VALUES | _OF_HOST)
     return _by_severity(findings)
+
+
+_OF_VALUES = {"not_finite", "grad_norm_spikes", "overflow_storm", "initial_parameters_differ"}
+"""Rules on what a device computes: a virtual one computes nothing."""
+_OF_HOST = {
+    "straggler", "slow_link", "distant_node", "device_idle", "launch_bound", "cpu_starved", "data_wait",
+    "garbage_collection", "slow_steps", "own_code", "cpu_optimizer_slow", "offload_waits",
+    "nodes_apart", "node_silent", "collector_silent",
+}  # fmt: skip
+"""Rules on the time of hosts: all ranks of a preflight share the cores of one."""
 
 
 class FindingHistory:

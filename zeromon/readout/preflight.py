@@ -7,7 +7,7 @@ from zeromon.base.units import human_bytes, human_calls, human_ratio, human_seco
 from zeromon.readout.death_report import deaths
 from zeromon.readout.figures import BYTES, SECONDS, STEP
 from zeromon.readout.report import by_role, finding_lines, memory_block
-from zeromon.readout.tables import Column, text_table
+from zeromon.readout.tables import Column, Columns, text_table
 from zeromon.readout.throughput import mfu_of_run, tokens_per_step
 from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
@@ -129,19 +129,9 @@ def preflight_result(
     )
 
 
-_OF_VALUES = {"not_finite", "grad_norm_spikes", "overflow_storm", "initial_parameters_differ"}
-"""Rules on what a device computes."""
-_OF_HOST = {
-    "straggler", "slow_link", "distant_node", "device_idle", "launch_bound", "cpu_starved", "data_wait",
-    "garbage_collection", "slow_steps", "own_code", "cpu_optimizer_slow", "offload_waits",
-    "nodes_apart", "node_silent", "collector_silent",
-}  # fmt: skip
-"""Rules on the time of hosts: here all ranks share the cores of one."""
-
-
 def _holds_on_device(finding: Finding, step: Two | None, exposed: Two | None) -> bool:
     """Returns whether *finding* is one of a real device, too. That a rank died stands in the deaths."""
-    if finding.severity == Severity.INFO or finding.rule in {*_OF_VALUES, *_OF_HOST, "rank_died"}:
+    if finding.severity == Severity.INFO or finding.rule == "rank_died":
         return False
     # A share of the time of steps is mostly one of waits, which a host that is always ahead has, too
     waits = step is not None and exposed is not None and exposed[0] >= EXPOSED.warning * step[0]
@@ -230,7 +220,7 @@ def _finding_block(findings: Sequence[Finding]) -> str:
     return "\n".join(("Findings (zeromon rule CODE explains them)", *rows)) if rows else ""
 
 
-_WAIT_COLUMNS = (
+_WAIT_COLUMNS: Columns[UnitWait] = (
     Column("unit", lambda row: row.unit or "-"),
     Column("op", lambda row: row.op),
     Column("phase", lambda row: row.phase or "-"),

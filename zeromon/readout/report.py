@@ -244,6 +244,8 @@ def head_block(run: RunSnapshot, annotation: About) -> str:
         count = len(run.ranks) if run.fleet is None else run.fleet.ranks
         ranks = f"{count} of {first_rank.world_size} ranks on {run.node}"
         rows.append(f"  ranks     {ranks}, {first_rank.strategy}, {first_rank.device}")
+        if first_rank.on_virtual_device:
+            rows.append(_wrap_text(_OF_PREFLIGHT))
     started = [rank for rank in run.ranks if rank.ledger.startup_seconds is not None]
     if started:
         longest = max(started, key=lambda rank: rank.ledger.startup_seconds or 0.0)
@@ -256,6 +258,12 @@ def head_block(run: RunSnapshot, annotation: About) -> str:
         rows.append(f"  energy    {used}")
     rows.append(f"  duration  {human_seconds(max(0.0, run.taken_wall - run.started_wall))}")
     return "\n".join(rows)
+
+
+_OF_PREFLIGHT = (
+    "devices   modelled, by zeromon preflight: memory and the order of calls hold, times are those of "
+    "this machine's cores"
+)
 
 
 def _shown_ranks(run: RunSnapshot) -> Sequence[RankSnapshot]:

@@ -42,6 +42,9 @@ from zeromon.snapshot.ledger import ActivityRow, LedgerRow
 from zeromon.snapshot.memory import DeviceMemory, ExpectedRow, OutOfMemory, Risk, RoleRow, TransferRow
 from zeromon.snapshot.step import BatchRow, LoadingRow, RankCapture, ScalarRow, StepSummary, TraceCheck
 
+VIRTUAL = " (virtual)"
+"""The end of the name of a device that is modelled."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -363,6 +366,11 @@ class RankSnapshot:
     def with_communication(self, **changes: Any) -> "RankSnapshot":
         """The rank with these *changes* of its communication."""
         return replace(self, communication=replace(self.communication, **changes))
+
+    @property
+    def on_virtual_device(self) -> bool:
+        """True in a preflight, whose devices take modelled time and compute nothing."""
+        return self.device.endswith(VIRTUAL)
 
     @property
     def sharding_strategy(self) -> Strategy:

@@ -1,5 +1,6 @@
 """The lines of text at the top of the terminal view: run, state, largest risk, figures. Pure."""
 
+import re
 import time
 from collections.abc import Callable, Sequence
 
@@ -34,7 +35,7 @@ def head_line(run: RunSnapshot) -> Line:
         count = f"{human_count(present)} of {human_count(first_rank.world_size)} ranks"
         if present == first_rank.world_size:
             count = f"{human_count(first_rank.world_size)} rank{'s' * (first_rank.world_size != 1)}"
-        facts = [first_rank.strategy, count, f"on {run.node}", first_rank.device.partition(":")[0]]
+        facts = [first_rank.strategy, count, f"on {run.node}", re.sub(r":\d+", "", first_rank.device)]
         spans.append(("  " + " · ".join(clean(fact) for fact in facts if fact), "dim"))
     return spans
 
