@@ -90,8 +90,11 @@ def explain(run: str = "") -> list[str]:
 
 def runs() -> list[str]:
     """Lists live and recorded runs: verdict, duration, steps, ranks, strategy, tags. Live ones first."""
-    rows = runs_verb.list_runs(Store())
-    return _lines_of(runs_verb.runs_as_text(rows)) if rows else ["no run is live, and none is recorded"]
+    store = Store()
+    rows = runs_verb.list_runs(store)
+    if not rows:
+        return ["no run is live, and none is recorded"]
+    return _lines_of(runs_verb.runs_as_text(store, rows))
 
 
 def findings(run: str = "", code: str = "") -> list[str]:

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -88,6 +88,21 @@ class Manifest:
     """The word of its verdict."""
     cause: str = ""
     """The last threat to the run; "" without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """One row of a list of runs."""
+
+    manifest: Manifest
+    live: bool
+    about: About = field(default_factory=About)
+
+    @property
+    def state(self) -> str:
+        """The verdict, and whether nobody has seen the end."""
+        watched = self.live or self.manifest.ended
+        return f"{'' if watched else 'no longer monitored: '}{self.manifest.verdict}"
 
 
 def _replace_all_files(folder: Path, files: Mapping[str, bytes]) -> None:
