@@ -22,7 +22,7 @@ def _start_text(item: ListedRun) -> str:
 
 _RUNS: Columns[ListedRun] = (
     Column("run", lambda i: i.manifest.run, width=25),
-    Column("state", lambda i: i.state, width=33),
+    Column("state", lambda i: i.watched_verdict, width=33),
     Column("started", _start_text, width=24),
     Column("strategy", lambda i: i.manifest.strategy),
     Column("ranks", lambda i: i.manifest.ranks, COUNT),

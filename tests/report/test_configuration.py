@@ -5,7 +5,7 @@ from __future__ import annotations
 from builders import rank, run
 
 from zeromon.readout.report import settings
-from zeromon.snapshot import Setting
+from zeromon.snapshot.rank import Setting
 
 
 def test_settings_that_all_engines_have_in_common_are_shown_once() -> None:

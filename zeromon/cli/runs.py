@@ -96,7 +96,7 @@ def _run_facts(store: Store, listed: ListedRun) -> dict[str, Any]:
     """Everything about a run of the list, for scripts."""
     facts = asdict(listed.manifest) | asdict(listed.about)
     return facts | {
-        "live": listed.live, "health": _health_word(listed), "state": listed.state,
+        "live": listed.live, "health": _health_word(listed), "state": listed.watched_verdict,
         "seconds": _lasted_seconds(listed), "record_bytes": store.nbytes(listed.manifest.run),
     }  # fmt: skip
 

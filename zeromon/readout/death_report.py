@@ -10,18 +10,11 @@ from zeromon.readout import text
 from zeromon.readout.figures import BYTES, COUNT
 from zeromon.readout.remedy import ladder_lines
 from zeromon.readout.tables import Column, aligned_table, text_table
-from zeromon.snapshot import (
-    CTRL_C,
-    KILLED_FOR_MEMORY,
-    Attempt,
-    DeathRole,
-    Pool,
-    RankSnapshot,
-    RiskCause,
-    RunSnapshot,
-    StepSummary,
-)
+from zeromon.snapshot import Pool, RankSnapshot, RiskCause, RunSnapshot, StepSummary
 from zeromon.snapshot.focus import has_left, roles_of
+from zeromon.snapshot.memory import KILLED_FOR_MEMORY
+from zeromon.snapshot.rank import CTRL_C
+from zeromon.snapshot.run import Attempt, DeathRole
 
 
 def deaths(run: RunSnapshot) -> str:

@@ -50,18 +50,13 @@ from zeromon.readout.text import (
 )
 from zeromon.readout.throughput import how_far, progress_text, throughput_text
 from zeromon.readout.verdict import judge_run
-from zeromon.snapshot import (
-    Disk,
-    ExpectedRow,
-    Finding,
-    RankSnapshot,
-    RunSnapshot,
-    Setting,
-    Severity,
-    StepRange,
-)
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.focus import first_counted
+from zeromon.snapshot.host import Disk
+from zeromon.snapshot.memory import ExpectedRow
+from zeromon.snapshot.rank import Setting
 from zeromon.snapshot.run import About
+from zeromon.snapshot.step import StepRange
 
 
 def memory_block(ranks: Sequence[RankSnapshot]) -> str:

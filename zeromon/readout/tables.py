@@ -34,16 +34,10 @@ from zeromon.readout.figures import (
 )
 from zeromon.readout.remedy import effect_text
 from zeromon.readout.text import UNATTRIBUTED_NAMES, state_text
-from zeromon.snapshot import (
-    CollectiveStatsRow,
-    Finding,
-    FleetNode,
-    InFlight,
-    RankSnapshot,
-    Severity,
-    StepSummary,
-)
+from zeromon.snapshot import CollectiveStatsRow, Finding, RankSnapshot, Severity, StepSummary
+from zeromon.snapshot.communication import InFlight
 from zeromon.snapshot.levels import IN_FLIGHT_SECONDS, Level
+from zeromon.snapshot.run import FleetNode
 
 Row = TypeVar("Row")
 

@@ -13,18 +13,12 @@ of the same length, so seconds decide only between equal shares.
 
 from collections.abc import Sequence
 
-from zeromon.snapshot import (
-    CTRL_C,
-    KILLED_FOR_MEMORY,
-    DeathRole,
-    Hang,
-    HangKind,
-    Pool,
-    RankSnapshot,
-    Risk,
-    RunSnapshot,
-)
+from zeromon.snapshot import Hang, Pool, RankSnapshot, RunSnapshot
+from zeromon.snapshot.communication import HangKind
 from zeromon.snapshot.levels import OOM
+from zeromon.snapshot.memory import KILLED_FOR_MEMORY, Risk
+from zeromon.snapshot.rank import CTRL_C
+from zeromon.snapshot.run import DeathRole
 
 SETTLED_STEPS = 10
 """A rank with fewer steps is compared only where no rank has more: first steps are exceptional."""

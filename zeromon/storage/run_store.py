@@ -27,8 +27,9 @@ from zeromon.readout.verdict import judge_run, state_and_cause
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file, replacing_file
 from zeromon.ring.paths import is_run_id as is_run_id
-from zeromon.snapshot import NOT_SEEN, RunSnapshot, Severity
+from zeromon.snapshot import RunSnapshot, Severity
 from zeromon.snapshot.focus import highest_exposed_ratio
+from zeromon.snapshot.rank import NOT_SEEN
 from zeromon.snapshot.run import About
 
 _KEEP = 50
@@ -99,7 +100,7 @@ class ListedRun:
     about: About = field(default_factory=About)
 
     @property
-    def state(self) -> str:
+    def watched_verdict(self) -> str:
         """The verdict, and whether nobody has seen the end."""
         watched = self.live or self.manifest.ended
         return f"{'' if watched else 'no longer monitored: '}{self.manifest.verdict}"

@@ -19,7 +19,8 @@ from zeromon.fold.collective_stats import TINY_BYTES, tiny_call_shares
 from zeromon.readout.text import busiest_line
 from zeromon.ring.model_metadata import PERSISTENT, ModelMetadata
 from zeromon.ring.strategy import Framework, Strategy
-from zeromon.snapshot import CollectiveStatsRow, ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot
+from zeromon.snapshot import CollectiveStatsRow, Pool, RankSnapshot, RunSnapshot
+from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.levels import EXPOSED, Level
 
 _MANY_TINY = 16

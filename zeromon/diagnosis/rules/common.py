@@ -8,7 +8,8 @@ from zeromon.diagnosis.rule import as_number, setting_of
 from zeromon.memory.plan import shorter_step_by
 from zeromon.ring.events import Phase
 from zeromon.ring.strategy import MODEL_PARALLEL, Dim, Framework, Strategy, dim_by_name
-from zeromon.snapshot import CollectiveStatsRow, ConfigFormat, Pool, RankSnapshot, RunSnapshot
+from zeromon.snapshot import CollectiveStatsRow, Pool, RankSnapshot, RunSnapshot
+from zeromon.snapshot.finding import ConfigFormat
 from zeromon.snapshot.focus import is_running_out, most_exposed, pool_of
 from zeromon.snapshot.levels import AVOIDABLE
 from zeromon.snapshot.step import settled_steps

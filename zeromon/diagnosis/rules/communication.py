@@ -26,15 +26,9 @@ from zeromon.readout.dimensions import (
 )
 from zeromon.readout.text import straggler_sentence, unit_name
 from zeromon.ring.strategy import Dim, dim_by_name
-from zeromon.snapshot import (
-    ConfigFormat,
-    PipelineBubble,
-    PipelineRow,
-    RankSnapshot,
-    Remedy,
-    RunSnapshot,
-    Severity,
-)
+from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.communication import PipelineBubble, PipelineRow
+from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.focus import SETTLED_STEPS, most_exposed
 from zeromon.snapshot.levels import AVOIDABLE, EXPOSED, LATE, POOR_OVERLAP
 

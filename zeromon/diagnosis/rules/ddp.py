@@ -22,7 +22,8 @@ from zeromon.diagnosis.rules.common import (
 )
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.strategy import Framework
-from zeromon.snapshot import ConfigFormat, Pool, Remedy, RunSnapshot
+from zeromon.snapshot import Pool, RunSnapshot
+from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.levels import AVOIDABLE
 
 _SAVED_REDUCES = Gain(0.6, 1.3)

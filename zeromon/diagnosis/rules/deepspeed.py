@@ -20,15 +20,8 @@ from zeromon.diagnosis.rules.common import (
 )
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.strategy import Strategy
-from zeromon.snapshot import (
-    CollectiveStatsRow,
-    ConfigFormat,
-    Pool,
-    RankSnapshot,
-    Remedy,
-    RunSnapshot,
-    Severity,
-)
+from zeromon.snapshot import CollectiveStatsRow, Pool, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.focus import SETTLED_STEPS
 from zeromon.snapshot.levels import AVOIDABLE, Level
 

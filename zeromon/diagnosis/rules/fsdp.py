@@ -24,7 +24,8 @@ from zeromon.memory.spec import ZeroStage
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Framework, Strategy
-from zeromon.snapshot import ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot, Severity
+from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.levels import AVOIDABLE
 
 _ON_NEED = 0.8

@@ -19,8 +19,10 @@ from zeromon.diagnosis.rules.common import (
 from zeromon.diagnosis.rules.loop import find_slow_steps
 from zeromon.readout.breakdown import PART_NAMES, from_storage, launch_text, load_parts, pace, rank_parts
 from zeromon.ring.events import Phase
-from zeromon.snapshot import ConfigFormat, LoadingRow, Pool, RankSnapshot, Remedy, RunSnapshot
+from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot
+from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.levels import AVOIDABLE, CPU_WAIT, DEVICE_IDLE, HOST_BOUND
+from zeromon.snapshot.step import LoadingRow
 
 _MIN_WAIT_SHARE = 0.10
 _FIRST_WORKERS = 4

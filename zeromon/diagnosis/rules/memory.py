@@ -11,18 +11,11 @@ from zeromon.memory.ladder import FORMATS, RECOMPUTED, ladder_of_risk
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.breakdown import workers_text
 from zeromon.readout.verdict import risk_text
-from zeromon.snapshot import (
-    ConfigFormat,
-    Pool,
-    RankSnapshot,
-    Remedy,
-    Risk,
-    RiskCause,
-    RunSnapshot,
-    Severity,
-    WorkerMemory,
-)
+from zeromon.snapshot import Pool, RankSnapshot, RiskCause, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.host import WorkerMemory
 from zeromon.snapshot.levels import OOM
+from zeromon.snapshot.memory import Risk
 
 
 @rule("ZM201")

@@ -25,9 +25,11 @@ from zeromon.memory.reconcile import host_model_bytes
 from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Framework, deepspeed_strategy
-from zeromon.snapshot import ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot, Severity, TransferRow
+from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.focus import SETTLED_STEPS, is_running_out
 from zeromon.snapshot.levels import BLOCKED, Level
+from zeromon.snapshot.memory import TransferRow
 
 _LAST_STEPS = 50
 _WARM_UP = 3

@@ -10,7 +10,8 @@ from zeromon.base.units import human_ratio
 from zeromon.diagnosis.rule import Match, as_number, rule, setting_of
 from zeromon.diagnosis.rules.common import MIN_SHARE, MIN_STEPS, device_type
 from zeromon.ring.strategy import Framework
-from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity
+from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat, Remedy
 
 _LAST_STEPS = 50
 _MIN_STORM_STEPS = 10

@@ -24,7 +24,8 @@ from zeromon.readout.text import (
     overhead_text,
     overlap_unknown,
 )
-from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot.host import Device
 from zeromon.tui.columns import DisplayOptions, TableExport
 from zeromon.tui.drawing import chart_drawer
 from zeromon.tui.line import Line, clean, fit, wrap_text
