@@ -13,7 +13,6 @@ from zeromon.base.units import (
     signed,
     wrap_paragraph,
 )
-from zeromon.memory.reconcile import role_bytes, unattributed_memory
 from zeromon.readout import figures, ledger
 from zeromon.readout.breakdown import (
     PART_NAMES,
@@ -37,9 +36,16 @@ from zeromon.readout.communication_report import (
 )
 from zeromon.readout.death_report import attempt_block, deaths
 from zeromon.readout.remedy import remedy_text
-from zeromon.readout.tables import RANK_COLUMNS, Column, aligned_table, pick_columns, text_table
+from zeromon.readout.tables import (
+    RANK_COLUMNS,
+    Column,
+    RoleLine,
+    aligned_table,
+    pick_columns,
+    role_lines,
+    text_table,
+)
 from zeromon.readout.text import (
-    UNATTRIBUTED_NAMES,
     commit_text,
     exposed_unknown,
     finding_text,
@@ -53,7 +59,6 @@ from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.focus import first_counted
 from zeromon.snapshot.host import Disk
-from zeromon.snapshot.memory import ExpectedRow
 from zeromon.snapshot.rank import Setting
 from zeromon.snapshot.run import About
 from zeromon.snapshot.step import StepRange
@@ -105,19 +110,16 @@ def by_role(run: RunSnapshot) -> str:
     rank = first_counted(run.ranks)
     if rank is None:
         return ""
-    expected = {row.role: row for row in rank.memory.expected}
-    rows: list[tuple[str, ...]] = [
-        (name.replace("_", " "), *_place_cells(rank, name), *_expected_cells(expected.get(name)))
-        for name in dict.fromkeys([*expected, *(r.role for r in rank.memory.roles)])
-    ]
-    rows = [row for row in rows if any(cell not in ("-", "0 B") for cell in row[1:])]
-    for leftover in unattributed_memory(rank):
-        cells = ["-", "-", "-"]
-        cells[("device", "host").index(leftover.place)] = human_bytes(leftover.nbytes)
-        rows.append((UNATTRIBUTED_NAMES[leftover.kind], *cells, "-", "-", "-"))
-    header = ("role", "device", "host", "disk", "plain ZeRO", "predicted", "unexplained")
+    rows = text_table(
+        role_lines(rank),
+        Column("role", lambda line: line.name),
+        *map(_place_column, ("device", "host", "disk")),
+        Column("plain ZeRO", lambda line: line.plain or None, figures.BYTES, unknown="-"),
+        Column("predicted", lambda r: "-" if r.plain is None else human_bytes(r.predicted)),
+        Column("unexplained", lambda line: "-" if line.plain is None else _unexplained_text(line)),
+    )
     sampled = "at the optimizer step; gathered parameters at their peak"
-    blocks = [f"Memory of rank {rank.rank} by role ({sampled})\n{aligned_table(header, rows)}"]
+    blocks = [f"Memory of rank {rank.rank} by role ({sampled})\n{rows}"]
     if causes := causes_beyond_formula(rank):
         cause_lines = [
             f"  +{human_bytes(nbytes):>9}  {subject}" for nbytes, subject in causes[:_MAX_CAUSES]
@@ -135,21 +137,15 @@ def causes_beyond_formula(rank: RankSnapshot) -> list[tuple[int, str]]:
     return [(n, f"{role.replace('_', ' ')}: {text}") for n, role, text in sorted(causes, reverse=True)]
 
 
-def _place_cells(rank: RankSnapshot, role: str) -> tuple[str, str, str]:
-    sizes = role_bytes(rank, role) or (0, 0, 0)
-    device, host, disk = (human_bytes(n) if n else "-" for n in sizes)
-    return device, host, disk
+def _place_column(place: str) -> Column[RoleLine]:
+    return Column(place, lambda line: line.places.get(place) or None, figures.BYTES, unknown="-")
 
 
-def _expected_cells(row: ExpectedRow | None) -> tuple[str, str, str]:
-    if row is None:
-        return "-", "-", "-"
-    unexplained = row.unexplained_bytes
-    return (
-        human_bytes(row.plain_bytes) if row.plain_bytes else "-",
-        human_bytes(row.predicted_bytes),
-        "n/a" if unexplained is None else signed(human_bytes, unexplained) if unexplained else "0",
-    )
+def _unexplained_text(line: RoleLine) -> str:
+    if line.measured is None or line.predicted is None:
+        return "n/a"
+    excess = line.measured - line.predicted
+    return signed(human_bytes, excess) if excess else "0"
 
 
 def offload(run: RunSnapshot) -> str:
