@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from zeromon import __version__
 from zeromon.diagnosis.rule import all_pages
-from zeromon.memory.config_files import AUTO, is_on, parse_number, parse_whole
+from zeromon.memory.config_files import is_on, parse_number, parse_whole
 from zeromon.memory.spec import ModelSpec
 
 Path = tuple[str, ...]
