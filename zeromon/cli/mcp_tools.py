@@ -38,7 +38,7 @@ from zeromon.readout.report import (
     head_block,
     ledger_block as ledger_text,
     memory_block as memory_by_rank,
-    offload,
+    offload_block,
     phase_block,
     why_unknown,
 )
@@ -134,7 +134,7 @@ def memory(run: str = "") -> list[str]:
         ),
         "" if risks else "  n/a: no memory's limit is known yet",
         by_role(of) or "memory by role n/a: no census yet",
-        offload(of),
+        offload_block(of),
         memory_by_rank(of.ranks),
     )
 

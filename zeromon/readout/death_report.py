@@ -90,7 +90,7 @@ _MAX_DEATHS = 3
 def _held_memory_rows(rank: RankSnapshot) -> list[tuple[int, str]]:
     """(bytes, what) of a rank, where its memory ran out: the device's roles, or the host's."""
     tier = "host" if rank.memory.out_of_memory is None else "device"
-    return [(line.places.get(tier, 0), line.name) for line in role_lines(rank)]
+    return [(role.tiers.get(tier, 0), role.name) for role in role_lines(rank)]
 
 
 def _out_of_memory(rank: RankSnapshot) -> list[str]:

@@ -112,11 +112,11 @@ def by_role(run: RunSnapshot) -> str:
         return ""
     rows = text_table(
         role_lines(rank),
-        Column("role", lambda line: line.name),
-        *map(_place_column, ("device", "host", "disk")),
-        Column("plain ZeRO", lambda line: line.plain or None, figures.BYTES, unknown="-"),
+        Column("role", lambda role: role.name),
+        *map(_tier_bytes_column, ("device", "host", "disk")),
+        Column("plain ZeRO", lambda role: role.plain or None, figures.BYTES, unknown="-"),
         Column("predicted", lambda r: "-" if r.plain is None else human_bytes(r.predicted)),
-        Column("unexplained", lambda line: "-" if line.plain is None else _unexplained_text(line)),
+        Column("unexplained", lambda role: "-" if role.plain is None else _unexplained_text(role)),
     )
     sampled = "at the optimizer step; gathered parameters at their peak"
     blocks = [f"Memory of rank {rank.rank} by role ({sampled})\n{rows}"]
@@ -137,18 +137,18 @@ def causes_beyond_formula(rank: RankSnapshot) -> list[tuple[int, str]]:
     return [(n, f"{role.replace('_', ' ')}: {text}") for n, role, text in sorted(causes, reverse=True)]
 
 
-def _place_column(place: str) -> Column[RoleLine]:
-    return Column(place, lambda line: line.places.get(place) or None, figures.BYTES, unknown="-")
+def _tier_bytes_column(tier: str) -> Column[RoleLine]:
+    return Column(tier, lambda role: role.tiers.get(tier) or None, figures.BYTES, unknown="-")
 
 
-def _unexplained_text(line: RoleLine) -> str:
-    if line.measured is None or line.predicted is None:
+def _unexplained_text(role: RoleLine) -> str:
+    if role.measured is None or role.predicted is None:
         return "n/a"
-    excess = line.measured - line.predicted
+    excess = role.measured - role.predicted
     return signed(human_bytes, excess) if excess else "0"
 
 
-def offload(run: RunSnapshot) -> str:
+def offload_block(run: RunSnapshot) -> str:
     """Offloaded state on the move, beside what its way could do; "" without any."""
     rank = next((r for r in run.ranks if r.memory.transfers), None)
     if rank is None:
@@ -210,8 +210,8 @@ def render_run(
         blocks += [
             spread_block(run), _rank_block(run), _over_time(ranges), phase_block(run), activities(run),
             stage_block(run), by_operation(run), dim_block(run), by_unit(run, 8), by_size(run),
-            nccl_block(run), memory_block(_shown_ranks(run)), by_role(run), offload(run),
-            engine_block(run), deaths(run), settings(run, written_only=True),
+            nccl_block(run), memory_block(_shown_ranks(run)), by_role(run), offload_block(run),
+            engine_block(run), deaths(run), settings_block(run, written_only=True),
         ]  # fmt: skip
     blocks.append(_findings_of([f for f in run.findings if f.rule != "rank_died"]))  # see deaths()
     blocks.append(_earlier_findings_block(run, past))
@@ -416,7 +416,7 @@ def engine_block(run: RunSnapshot) -> str:
     return f"DeepSpeed engines of rank {rank.rank}\n{rows}"
 
 
-def settings(run: RunSnapshot, *, written_only: bool) -> str:
+def settings_block(run: RunSnapshot, *, written_only: bool) -> str:
     """The configuration: what took effect, beside what was written where the two differ.
 
     A setting that all engines have in common is shown once.

@@ -270,35 +270,37 @@ class RoleLine:
 
     name: str
     measured: int | None
-    places: Mapping[str, int]
+    tiers: Mapping[str, int]
     """Bytes on device, host and disk, gathered parameters at their peak."""
     predicted: int | None = None
     plain: int | None = None
 
     @property
     def where(self) -> str:
-        """The places that hold some of it."""
-        return ", ".join(place for place, nbytes in self.places.items() if nbytes)
+        """The tiers that hold some of it."""
+        return ", ".join(tier for tier, nbytes in self.tiers.items() if nbytes)
 
 
 def role_lines(rank: RankSnapshot) -> list[RoleLine]:
     """The memory of a rank by role, then what no role accounts for; lines of 0 bytes are left out."""
     expected = {row.role: row for row in rank.memory.expected}
-    lines = []
+    role_rows = []
     for name in dict.fromkeys([*expected, *(row.role for row in rank.memory.roles)]):
-        places = dict(zip(("device", "host", "disk"), role_bytes(rank, name) or (), strict=False))
+        tiers = dict(zip(("device", "host", "disk"), role_bytes(rank, name) or (), strict=False))
         row, title = expected.get(name), name.replace("_", " ")
         if row is None:
-            lines.append(RoleLine(title, sum(places.values()), places))
+            role_rows.append(RoleLine(title, sum(tiers.values()), tiers))
         else:
-            lines.append(
-                RoleLine(title, row.measured_bytes, places, row.predicted_bytes, row.plain_bytes)
+            role_rows.append(
+                RoleLine(title, row.measured_bytes, tiers, row.predicted_bytes, row.plain_bytes)
             )
-    lines += [
-        RoleLine(UNATTRIBUTED_NAMES[rest.kind], rest.nbytes, {rest.place: rest.nbytes})
-        for rest in unattributed_memory(rank)
+    role_rows += [
+        RoleLine(
+            UNATTRIBUTED_NAMES[remainder.kind], remainder.nbytes, {remainder.place: remainder.nbytes}
+        )
+        for remainder in unattributed_memory(rank)
     ]
-    return [line for line in lines if line.measured or line.predicted or line.plain]
+    return [role for role in role_rows if role.measured or role.predicted or role.plain]
 
 
 ROLE_COLUMNS: Columns[RoleLine] = (

@@ -22,6 +22,8 @@ from zeromon.snapshot.run import DeathRole
 
 SETTLED_STEPS = 10
 """A rank with fewer steps is compared only where no rank has more: first steps are exceptional."""
+MIN_STEPS = 20
+"""A rank with fewer steps is not judged by its medians."""
 
 
 def most_exposed(ranks: Sequence[RankSnapshot]) -> RankSnapshot | None:
@@ -32,6 +34,13 @@ def most_exposed(ranks: Sequence[RankSnapshot]) -> RankSnapshot | None:
     rank.
     """
     return min(ranks, key=_order_by_exposure, default=None)
+
+
+def worst_rank(run: RunSnapshot) -> RankSnapshot | None:
+    """The most exposed rank, once it has enough steps to judge by."""
+    rank = most_exposed(run.ranks)
+    is_ready = rank is not None and rank.steps.watched_steps >= MIN_STEPS and rank.steps.median_seconds
+    return rank if is_ready else None
 
 
 def most_exposed_of(ranks: Sequence[RankSnapshot], count: int) -> list[RankSnapshot]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from zeromon.base.units import human_bytes, human_count
 from zeromon.diagnosis.rule import Match, rule, setting_of
-from zeromon.diagnosis.rules.common import is_sharding_fsdp, next_stage
+from zeromon.diagnosis.rules.common import next_stage
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import FORMATS, RECOMPUTED, ladder_of_risk
 from zeromon.memory.reconcile import unattributed_memory
@@ -334,7 +334,7 @@ def _loaded_by_all(run: RunSnapshot) -> Iterable[Match]:
     shards = [
         rank
         for rank in run.ranks
-        if (strategy := rank.sharding_strategy).stage == 3 or is_sharding_fsdp(strategy)
+        if (strategy := rank.sharding_strategy).stage == 3 or strategy.is_sharding_fsdp
     ]
     loads = [
         max(
