@@ -16,34 +16,13 @@ from zeromon.fold.summarize import summarize_rank
 from zeromon.ring.events import Done, Event, Flag, HostSample, Issued, Op, Phase, PhaseSpan, StepMark
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Strategy
-from zeromon.snapshot import (
-    BatchRow,
-    Cause,
-    Device,
-    DeviceMemory,
-    Disk,
-    Energy,
-    EngineRow,
-    ExpectedRow,
-    Finding,
-    GatherRow,
-    HostMemory,
-    InFlight,
-    Links,
-    PipelineBubble,
-    PipelineRow,
-    Pressure,
-    RankSnapshot,
-    Risk,
-    RoleRow,
-    RunSnapshot,
-    ScalarRow,
-    Setting,
-    StepSummary,
-    TraceCheck,
-    TransferRow,
-)
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, StepSummary
+from zeromon.snapshot.communication import GatherRow, InFlight, Links, PipelineBubble, PipelineRow
+from zeromon.snapshot.host import Device, Disk, Energy, HostMemory, Pressure
 from zeromon.snapshot.ledger import ActivityRow
+from zeromon.snapshot.memory import Cause, DeviceMemory, ExpectedRow, Risk, RoleRow, TransferRow
+from zeromon.snapshot.rank import EngineRow, Setting
+from zeromon.snapshot.step import BatchRow, ScalarRow, TraceCheck
 
 MS = 1_000_000
 

@@ -17,7 +17,8 @@ from prometheus_client.registry import Collector
 from zeromon.base.units import printable
 from zeromon.export.prometheus import metrics
 from zeromon.export.prometheus.metrics import Row, Spec, cumulative_buckets, rows_of
-from zeromon.snapshot import Health, RunSnapshot
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.run import Health
 
 _FAMILIES: dict[str, Any] = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 

@@ -9,21 +9,12 @@ from builders import MS, changed, device_memory, pipelined, rank, run, short_of_
 
 from zeromon.diagnosis.engine import advise
 from zeromon.ring.events import Phase
-from zeromon.snapshot import (
-    CollectiveStatsRow,
-    Device,
-    Dimension,
-    Finding,
-    HostMemory,
-    Links,
-    RankSnapshot,
-    Risk,
-    RoleRow,
-    Setting,
-    TransferRow,
-    WorkerMemory,
-)
+from zeromon.snapshot import CollectiveStatsRow, Finding, RankSnapshot
+from zeromon.snapshot.communication import Dimension, Links
+from zeromon.snapshot.host import Device, HostMemory, WorkerMemory
 from zeromon.snapshot.ledger import ActivityRow, Cause, LedgerRow
+from zeromon.snapshot.memory import Risk, RoleRow, TransferRow
+from zeromon.snapshot.rank import Setting
 
 MIB, GIB = 1 << 20, 1 << 30
 ROOM = HostMemory(headroom_bytes=64 * GIB)

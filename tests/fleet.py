@@ -31,7 +31,9 @@ from zeromon.collector.http import Application, _QuietHandler, _Server
 from zeromon.diagnosis.engine import advise
 from zeromon.export.prometheus import metrics
 from zeromon.fold.state import STEP_BUCKETS
-from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, Risk, RunSnapshot, Straggler
+from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
+from zeromon.snapshot.communication import Straggler
+from zeromon.snapshot.memory import Risk
 from zeromon.storage.snapshot_log import Past
 
 GIB = 1 << 30

@@ -6,7 +6,8 @@ import urllib.error
 import urllib.request
 
 from zeromon.ring.tokens import user_token
-from zeromon.snapshot import Health, RunSnapshot
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.run import Health
 
 
 class Fixed:

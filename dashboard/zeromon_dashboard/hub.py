@@ -5,20 +5,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from zeromon.base.errors import RunNotFound, ZeromonError
 from zeromon.compare.comparison import Comparison, compare
 from zeromon.compare.run_figures import figures_of
 from zeromon.snapshot import Finding, RunSnapshot
-from zeromon.snapshot.run import About
 from zeromon.sources.base import Source
 from zeromon.sources.live import runs_of_node
 from zeromon.sources.prometheus.client import Server
-from zeromon.sources.prometheus.source import ListedRun, find_listed_runs, only_listed_run, runs_of
+from zeromon.sources.prometheus.source import SeenRun, find_listed_runs, only_listed_run, runs_of
 from zeromon.sources.replay import StoreSource
-from zeromon.storage.run_store import Manifest, StepQuery, Store
+from zeromon.storage.run_store import ListedRun, Manifest, StepQuery, Store
 from zeromon.storage.step_history.queries import by_step, frame_of_steps, thin_series
 from zeromon.storage.step_history.rows import Row, Series, row_of
 from zeromon.storage.step_history.writer import rows_frame
@@ -33,15 +32,6 @@ _MAX_POINTS_MANY = 200
 _MANY_RANKS = 16
 _MAX_APPENDED_SHARE = 1 / 8
 """Share of appended rows in a series without all steps; with more, noise seems to grow where all are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One row of the list of runs."""
-
-    manifest: Manifest
-    live: bool
-    about: About = field(default_factory=About)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +274,7 @@ class Hub:
         self._clock = clock
         self._lock = threading.Lock()
         self._followed: OrderedDict[str, Followed] = OrderedDict()
-        self._list: tuple[float, list[Item]] = (-_LIST_SECONDS, [])
+        self._list: tuple[float, list[ListedRun]] = (-_LIST_SECONDS, [])
 
     def followed(self, name: str) -> Followed:
         """The run *name*; raises :class:`~zeromon.base.errors.ZeromonError` for an unknown run."""
@@ -335,7 +325,7 @@ class Hub:
             runs.append([figures_of(run, history.to_dict(as_series=False))])
         return compare(runs)
 
-    def runs(self) -> list[Item]:
+    def runs(self) -> list[ListedRun]:
         """The runs of the Prometheus server, or of this user on this node: live runs, then by start."""
         listed_at, listed = self._list
         if self._clock() - listed_at < _LIST_SECONDS:
@@ -347,7 +337,7 @@ class Hub:
             return items
         live = {run.run for run in runs_of_node() if not run.ended}
         items = [
-            Item(manifest, manifest.run in live, self.store.about(manifest.run))
+            ListedRun(manifest, manifest.run in live, self.store.about(manifest.run))
             for manifest in self.store.list_manifests()
         ]
         items.sort(key=lambda item: (not item.live, -item.manifest.started_wall))
@@ -355,7 +345,7 @@ class Hub:
         return items
 
 
-def _listed_item(run: ListedRun) -> Item:
+def _listed_item(run: SeenRun) -> ListedRun:
     """A run of the server's list as a row."""
     manifest = Manifest(
         run=run.run, node="", command=(), started_wall=run.started_wall, taken_wall=0.0,
@@ -363,4 +353,4 @@ def _listed_item(run: ListedRun) -> Item:
         ranks=run.ranks or run.known, steps=run.steps, step_seconds=run.step_seconds,
         exposed_ratio=run.exposed_ratio, memory_bytes=run.memory_bytes, worst="",
     )  # fmt: skip
-    return Item(manifest, bool(run.up))
+    return ListedRun(manifest, bool(run.up))

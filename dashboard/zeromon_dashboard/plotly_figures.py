@@ -22,8 +22,9 @@ from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
 from zeromon.readout.charts import EVERYTHING_ELSE, RoleBands, Step, StepRow, rows_of
 from zeromon.readout.figures import FIGURE, mean_step_seconds
 from zeromon.readout.ledger import JobLedger, cause_text, goodput_headline, job_ledger
-from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
+from zeromon.snapshot.run import FleetNode
 from zeromon.snapshot.step import Lanes, LaneSpan, LateArrival, Stream
 from zeromon.traces.allocations import NO_STACK, ROLES, UNKNOWN, Holding, frame_text, telling_frames
 from zeromon_dashboard.charts import (

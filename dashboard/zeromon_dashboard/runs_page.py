@@ -11,23 +11,18 @@ from zeromon.compare.text import NOT_COMPARABLE, format_change, format_figure, g
 from zeromon.readout.figures import BYTES, COUNT, RATIO, SECONDS
 from zeromon.readout.tables import Column, Columns
 from zeromon.readout.text import clock
-from zeromon_dashboard.hub import Item
+from zeromon.storage.run_store import ListedRun
 from zeromon_dashboard.url_state import Route
 from zeromon_dashboard.widgets import configuration_table, data_grid, grid_cells, grid_columns
 
 
-def _run_state(item: Item) -> str:
-    verdict = item.manifest.verdict
-    return verdict if item.live or item.manifest.ended else f"no longer monitored: {verdict}"
-
-
-def _start_text(item: Item) -> str:
+def _start_text(item: ListedRun) -> str:
     return clock(item.manifest.started_wall) if item.manifest.started_wall else "n/a"
 
 
-_RUNS: Columns[Item] = (
+_RUNS: Columns[ListedRun] = (
     Column("run", lambda i: i.manifest.run, width=25),
-    Column("state", _run_state, width=33),
+    Column("state", lambda i: i.watched_verdict, width=33),
     Column("started", _start_text, width=24),
     Column("strategy", lambda i: i.manifest.strategy),
     Column("ranks", lambda i: i.manifest.ranks, COUNT),
@@ -46,7 +41,7 @@ COLUMNS = [
 ]
 
 
-def runs_page(items: Sequence[Item], comparison: Any = None) -> Any:
+def runs_page(items: Sequence[ListedRun], comparison: Any = None) -> Any:
     """The table of all runs, and the comparison of the selected ones."""
     if not items:
         return dmc.Alert(
@@ -80,7 +75,7 @@ def runs_page(items: Sequence[Item], comparison: Any = None) -> Any:
     )
 
 
-def run_table_rows(items: Sequence[Item]) -> list[dict[str, Any]]:
+def run_table_rows(items: Sequence[ListedRun]) -> list[dict[str, Any]]:
     """The rows of the table of runs."""
     return [{"id": item.manifest.run, **grid_cells(_RUNS, item)} for item in items]
 

@@ -18,7 +18,8 @@ from bench_advice import CASES, measure, step_of
 from support import Node, over_link, train_command
 
 from zeromon.readout.remedy import CHANGES, result_text
-from zeromon.snapshot import RunSnapshot, Trial
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.finding import Trial
 
 LEAD_STEPS, SETTLED = 90, 25
 PAIRS, STATES = 8, ("before", "after")

@@ -16,7 +16,8 @@ from command_line import zeromon_here
 from zeromon.cli.compare import as_text, read_figures
 from zeromon.compare.comparison import Comparison, compare
 from zeromon.compare.run_figures import figures_of
-from zeromon.snapshot import Pressure, RunSnapshot
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.host import Pressure
 from zeromon.storage.run_store import Store, encode_snapshot
 from zeromon.storage.step_history.rows import row_of
 from zeromon.storage.step_history.writer import Writer

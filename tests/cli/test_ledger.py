@@ -9,7 +9,7 @@ from typing import Any
 from builders import rank, received, run
 from command_line import zeromon_here
 
-from zeromon.snapshot import Energy
+from zeromon.snapshot.host import Energy
 from zeromon.snapshot.ledger import Cause, LedgerRow
 from zeromon.storage.run_store import Store
 

@@ -16,7 +16,7 @@ from command_line import zeromon_here
 from zeromon.attach.inject.refusal import right_to_trace
 from zeromon.cli import doctor, main
 from zeromon.cli.doctor import Fact, ask_torch, facts_as_text, survey_machine, torch_facts
-from zeromon.snapshot import RankProcess
+from zeromon.snapshot.run import RankProcess
 from zeromon.storage.run_store import Store
 
 

@@ -27,8 +27,11 @@ from zeromon.cli.mcp_tools import DATA, MAX_ANSWER_BYTES, TOOLS, cut_answer
 from zeromon.collector.http import start_http_server
 from zeromon.readout.ledger import NAMES
 from zeromon.readout.verdict import judge_run
-from zeromon.snapshot import Capture, Finding, Remedy, RunSnapshot, Straggler
+from zeromon.snapshot import Finding, RunSnapshot
+from zeromon.snapshot.communication import Straggler
+from zeromon.snapshot.finding import Remedy
 from zeromon.snapshot.ledger import Cause, LedgerRow
+from zeromon.snapshot.step import Capture
 from zeromon.storage.run_store import Store
 from zeromon.traces.analysis import RESULT_FILE, RankTrace, encode_analysis_result
 

@@ -33,7 +33,7 @@ from zeromon.memory.choice import choose_row
 from zeromon.memory.config_files import changes_of_config
 from zeromon.memory.plan import of_run, parse_count, parse_size, plan_table, predict_row
 from zeromon.memory.spec import ZeroStage
-from zeromon.snapshot import RoleRow
+from zeromon.snapshot.memory import RoleRow
 
 GIB = 1 << 30
 MODELS = ROOT / "tests/data/models.jsonl"

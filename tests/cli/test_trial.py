@@ -12,7 +12,8 @@ from builders import changed, rank, run
 from zeromon.base.errors import TrialRefused
 from zeromon.cli import detach, main, trial as verb
 from zeromon.ring.trial_words import Change
-from zeromon.snapshot import ConfigFormat, Finding, Remedy, RunSnapshot, Severity, Trial, TrialState
+from zeromon.snapshot import Finding, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat, Remedy, Trial, TrialState
 
 REMEDY = Remedy(cause="c", dialect=ConfigFormat.PYTHON, diff="+ gc.disable()", price="p")
 MADE = Trial(

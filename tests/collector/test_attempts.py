@@ -32,8 +32,8 @@ from zeromon.readout.report import render_run
 from zeromon.readout.text import run_state
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import ExitKind, Kind, pack_head
-from zeromon.snapshot import Attempt, Death, DeathRole
 from zeromon.snapshot.ledger import Cause
+from zeromon.snapshot.run import Attempt, Death, DeathRole
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history.queries import frame_of_steps as history_of
 

@@ -62,7 +62,9 @@ from zeromon.diagnosis.stragglers import find_stragglers
 from zeromon.fold.state import Arrival
 from zeromon.ring.files import replace_file
 from zeromon.ring.tokens import NONCE, REPORT, SIGNATURE, request_proof_headers
-from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot
+from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot.communication import GroupProgress, InFlight
+from zeromon.snapshot.run import NodeView
 from zeromon.storage.run_store import Store
 
 SECOND = 1_000_000_000

@@ -19,7 +19,8 @@ from zeromon.base.errors import CaptureRefused, CollectorError, TrialRefused
 from zeromon.collector import http
 from zeromon.collector.http import start_http_server
 from zeromon.ring.tokens import READ, request_proof_headers
-from zeromon.snapshot import Capture, RunSnapshot
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.step import Capture
 from zeromon.sources import live
 
 

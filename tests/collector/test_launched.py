@@ -18,7 +18,8 @@ from zeromon.probes.process import find_py_spy, main_thread_frames
 from zeromon.readout.report import render_run
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health, judge_run
-from zeromon.snapshot import DeathRole, RankProcess, RunSnapshot
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.run import DeathRole, RankProcess
 
 LAUNCHER = """
 import os, subprocess, sys

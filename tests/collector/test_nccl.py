@@ -30,7 +30,8 @@ from zeromon.probes.nccl_ras import (
 )
 from zeromon.readout.communication_report import nccl_block
 from zeromon.readout.verdict import hang_text
-from zeromon.snapshot import GroupProgress, Hang, HangKind, RankSnapshot, Ras
+from zeromon.snapshot import Hang, RankSnapshot
+from zeromon.snapshot.communication import GroupProgress, HangKind, Ras
 from zeromon.storage.run_store import decode_snapshot, encode_snapshot
 
 HASH = "0xae94423cfbb2ef4a"

@@ -11,7 +11,7 @@ from zeromon.memory.reconcile import unattributed_memory
 from zeromon.probes.devices import Devices
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import Kind, pack_head
-from zeromon.snapshot import Device
+from zeromon.snapshot.host import Device
 
 GIB = 1 << 30
 

@@ -13,7 +13,7 @@ from builders import MS, rank, summary
 from zeromon.collector.trace_capture import Captures, compare_trace
 from zeromon.readout.trace_report import check_table
 from zeromon.ring.events import Phase
-from zeromon.snapshot import Capture, CaptureState
+from zeromon.snapshot.step import Capture, CaptureState
 from zeromon.traces.analysis import RankTrace, StepTime
 
 

@@ -22,16 +22,8 @@ from zeromon.readout.remedy import (
     tried_text,
 )
 from zeromon.ring.trial_words import REQUEST, Change
-from zeromon.snapshot import (
-    ConfigFormat,
-    Finding,
-    RankTrial,
-    Remedy,
-    RunSnapshot,
-    Severity,
-    Trial,
-    TrialState,
-)
+from zeromon.snapshot import Finding, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat, RankTrial, Remedy, Trial, TrialState
 
 REMEDY = Remedy(
     cause="c", dialect=ConfigFormat.FSDP2, diff="+ a", gain_low_seconds=0.01, gain_high_seconds=0.02

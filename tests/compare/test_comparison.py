@@ -18,16 +18,10 @@ from zeromon.compare.environment import Machine
 from zeromon.compare.run_figures import METRIC, METRICS, Figure, RunFigures, figures_of
 from zeromon.compare.text import format_cell, format_change, format_figure, steps_text
 from zeromon.compare.thresholds import judge_limits, parse_limit
-from zeromon.snapshot import (
-    CollectiveRow,
-    CollectiveStatsRow,
-    ExpectedRow,
-    Pressure,
-    RankSnapshot,
-    RoleRow,
-    RunSnapshot,
-    TransferRow,
-)
+from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
+from zeromon.snapshot.communication import CollectiveRow
+from zeromon.snapshot.host import Pressure
+from zeromon.snapshot.memory import ExpectedRow, RoleRow, TransferRow
 from zeromon.snapshot.noise import Estimate
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -18,21 +18,10 @@ from zeromon.base.errors import RunNotFound, SourceError
 from zeromon.cli.dash import make_opening_page
 from zeromon.readout.charts import EVERYTHING_ELSE
 from zeromon.readout.figures import MAPPED
-from zeromon.snapshot import (
-    CollectiveStatsRow,
-    ExpectedRow,
-    Finding,
-    Hang,
-    Remedy,
-    Risk,
-    RunSnapshot,
-    Severity,
-    SizeRow,
-    Straggler,
-    UnitRow,
-)
-from zeromon.snapshot.communication import SIZE_BOUNDS
-from zeromon.snapshot.memory import RoleRow
+from zeromon.snapshot import CollectiveStatsRow, Finding, Hang, RunSnapshot, Severity
+from zeromon.snapshot.communication import SIZE_BOUNDS, SizeRow, Straggler, UnitRow
+from zeromon.snapshot.finding import Remedy
+from zeromon.snapshot.memory import ExpectedRow, Risk, RoleRow
 from zeromon.snapshot.run import About
 from zeromon.sources.access import Request, host_without_port, refusal_of
 from zeromon.sources.replay import StoreSource

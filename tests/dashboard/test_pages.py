@@ -16,7 +16,9 @@ from plotly.utils import PlotlyJSONEncoder
 
 from zeromon.cli import main
 from zeromon.readout.report import render_run
-from zeromon.snapshot import Finding, Remedy, Risk, RunSnapshot
+from zeromon.snapshot import Finding, RunSnapshot
+from zeromon.snapshot.finding import Remedy
+from zeromon.snapshot.memory import Risk
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history.rows import row_of
 from zeromon.storage.step_history.writer import Writer, rows_frame

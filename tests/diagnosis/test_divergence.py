@@ -38,17 +38,10 @@ from zeromon.ring.events import (
     StepMark,
 )
 from zeromon.ring.strategy import Strategy
-from zeromon.snapshot import (
-    CallHistory,
-    DeathRole,
-    GroupProgress,
-    Hang,
-    HangKind,
-    InFlight,
-    MemberCall,
-    RunSnapshot,
-)
+from zeromon.snapshot import Hang, RunSnapshot
+from zeromon.snapshot.communication import CallHistory, GroupProgress, HangKind, InFlight, MemberCall
 from zeromon.snapshot.focus import roles_of
+from zeromon.snapshot.run import DeathRole
 
 MS, SECOND = 1_000_000, 1_000_000_000
 UNEXPLAINED = "killed without a final record (SIGKILL or a crash)"

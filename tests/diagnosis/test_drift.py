@@ -9,7 +9,8 @@ from builders import changed, rank, run
 
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.stragglers import widest_drift
-from zeromon.snapshot import GroupProgress, RankSnapshot
+from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot.communication import GroupProgress
 
 
 def at(number: int, step: int, sequence: int, **facts: bool) -> RankSnapshot:

@@ -8,7 +8,10 @@ import pytest
 from builders import MS, changed, deepspeed_facts, rank, run, summary
 
 from zeromon.diagnosis.engine import advise
-from zeromon.snapshot import Disk, EngineRow, GatherRow, InFlight, Risk, RoleRow, Setting
+from zeromon.snapshot.communication import GatherRow, InFlight
+from zeromon.snapshot.host import Disk
+from zeromon.snapshot.memory import Risk, RoleRow
+from zeromon.snapshot.rank import EngineRow, Setting
 
 GIB = 1 << 30
 

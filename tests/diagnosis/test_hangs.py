@@ -14,7 +14,10 @@ from zeromon.cli.doctor import python_stack_text, run_as_text
 from zeromon.diagnosis.engine import advise
 from zeromon.readout.text import doing, group_text, state_text
 from zeromon.readout.verdict import hang_headline, hang_text
-from zeromon.snapshot import Finding, GroupProgress, Halt, InFlight, NodeView, RankSnapshot, Severity
+from zeromon.snapshot import Finding, RankSnapshot, Severity
+from zeromon.snapshot.communication import GroupProgress, InFlight
+from zeromon.snapshot.rank import Halt
+from zeromon.snapshot.run import NodeView
 from zeromon.sources.live import find_live_runs
 from zeromon.storage.run_store import Store
 from zeromon_dashboard.pages.ranks import _straggler_alerts

@@ -29,19 +29,11 @@ from zeromon.diagnosis.engine import advise
 from zeromon.readout.report import render_run
 from zeromon.ring.events import Phase
 from zeromon.ring.strategy import Strategy
-from zeromon.snapshot import (
-    CodeLine,
-    Finding,
-    HostMemory,
-    LoadingRow,
-    Pool,
-    RankSnapshot,
-    Risk,
-    RiskCause,
-    RoleRow,
-    Severity,
-)
+from zeromon.snapshot import Finding, Pool, RankSnapshot, RiskCause, Severity
+from zeromon.snapshot.host import CodeLine, HostMemory
 from zeromon.snapshot.ledger import ActivityRow
+from zeromon.snapshot.memory import Risk, RoleRow
+from zeromon.snapshot.step import LoadingRow
 
 WORKERS: Any = {"num_workers": 4, "persistent_workers": True}
 SAVES = ActivityRow(phase="checkpoint", activity="save", background=False, count=4, seconds=8.0,

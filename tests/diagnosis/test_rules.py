@@ -39,21 +39,12 @@ from zeromon.readout.report import render_run
 from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import PERSISTENT
 from zeromon.ring.strategy import Strategy
-from zeromon.snapshot import (
-    ConfigFormat,
-    Device,
-    Disk,
-    Finding,
-    HostMemory,
-    Pressure,
-    RankSnapshot,
-    Remedy,
-    RunSnapshot,
-    Setting,
-    Severity,
-    Straggler,
-)
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.communication import Straggler
+from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.host import Device, Disk, HostMemory, Pressure
 from zeromon.snapshot.ledger import ActivityRow
+from zeromon.snapshot.rank import Setting
 from zeromon.tui.screens.findings import finding_page
 
 

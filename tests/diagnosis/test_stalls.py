@@ -15,8 +15,10 @@ from zeromon.export.prometheus.metrics import METRICS
 from zeromon.fold.summarize import STARTS, expected_pause_reason
 from zeromon.readout.text import pause_seconds, run_state
 from zeromon.readout.verdict import Health, judge_run
-from zeromon.snapshot import Finding, GroupProgress, Halt, InFlight, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.communication import GroupProgress, InFlight
 from zeromon.snapshot.levels import PAUSE_SECONDS
+from zeromon.snapshot.rank import Halt
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.line import plain_text
 from zeromon.tui.status_text import head_line, run_figures, verdict_line

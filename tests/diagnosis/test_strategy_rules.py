@@ -50,7 +50,11 @@ from zeromon.ring.strategy import (
     deepspeed_strategy,
     fsdp1_strategy,
 )
-from zeromon.snapshot import ConfigFormat, Device, GatherRow, Links, RankSnapshot, Setting
+from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot.communication import GatherRow, Links
+from zeromon.snapshot.finding import ConfigFormat
+from zeromon.snapshot.host import Device
+from zeromon.snapshot.rank import Setting
 
 FAR = units("all_gather", "forward", nodes=2)
 SMALL = tuple(

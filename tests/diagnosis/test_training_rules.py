@@ -14,7 +14,11 @@ from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
 from zeromon.ring.events import Precision, Scalar, ScalarValue
 from zeromon.ring.model_metadata import ProcessMetadata
-from zeromon.snapshot import Device, Dimension, Finding, RankSnapshot, ScalarRow, Setting, Severity
+from zeromon.snapshot import Finding, RankSnapshot, Severity
+from zeromon.snapshot.communication import Dimension
+from zeromon.snapshot.host import Device
+from zeromon.snapshot.rank import Setting
+from zeromon.snapshot.step import ScalarRow
 
 NAN, INF = float("nan"), float("inf")
 

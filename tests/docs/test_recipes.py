@@ -35,7 +35,7 @@ from zeromon.export.prometheus.metrics import Writer
 from zeromon.readout import charts
 from zeromon.readout.report import render_run
 from zeromon.ring.strategy import Framework, Strategy
-from zeromon.snapshot import GroupProgress
+from zeromon.snapshot.communication import GroupProgress
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history.rows import NAMES, row_of
 from zeromon.storage.step_history.writer import Writer as StepWriter, rows_frame

@@ -36,9 +36,9 @@ from zeromon.readout.ledger import USEFUL
 from zeromon.readout.report import ledger_block as ledger_text
 from zeromon.ring.events import Phase
 from zeromon.ring.strategy import Framework, Sharding, Strategy, fsdp1_strategy, fsdp2_strategy
-from zeromon.snapshot import Attempt
 from zeromon.snapshot.host import CpuUser
 from zeromon.snapshot.ledger import ActivityRow, Cause
+from zeromon.snapshot.run import Attempt
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.line import plain_text
 from zeromon.tui.screens.rank import rank_page

@@ -20,7 +20,8 @@ from wandb_files import wandb_history, wandb_records
 from zeromon.base.errors import ExportError
 from zeromon.export import trackers
 from zeromon.export.trackers import TRACKERS, LiveTracker
-from zeromon.snapshot import RunSnapshot, ScalarRow
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.step import ScalarRow
 from zeromon.storage.step_history.rows import NAMES, row_of
 
 TOKEN = "t0k3n"

@@ -50,7 +50,8 @@ from zeromon.ring.events import (
     pack_head,
     pack_place,
 )
-from zeromon.snapshot import Halt, RankSnapshot
+from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot.rank import Halt
 
 
 def test_a_step_knows_its_communication_and_what_of_it_is_exposed() -> None:

@@ -21,7 +21,7 @@ from zeromon.ring.events import (
     Phase,
     Untimed,
 )
-from zeromon.snapshot import GroupProgress, InFlight
+from zeromon.snapshot.communication import GroupProgress, InFlight
 
 
 def issued(

@@ -29,8 +29,9 @@ from zeromon.fold.fold import fold_event
 from zeromon.fold.state import RankState
 from zeromon.ring.buffer import NameKind, RingReader, RingWriter
 from zeromon.ring.events import decode_record
-from zeromon.snapshot import Hang, HangKind, RemoteRank, RunSnapshot
-from zeromon.snapshot.run import About
+from zeromon.snapshot import Hang, RunSnapshot
+from zeromon.snapshot.communication import HangKind
+from zeromon.snapshot.run import About, RemoteRank
 from zeromon.storage import run_store, snapshot_log
 from zeromon.storage.run_store import manifest_of_run
 from zeromon.storage.step_history.rows import row_of

@@ -20,7 +20,8 @@ import torch
 from builders import changed, rank
 from suite import Bench, Check, NotHere, Outcome, Row
 
-from zeromon.snapshot import Hang, HangKind, Ras, RunSnapshot
+from zeromon.snapshot import Hang, RunSnapshot
+from zeromon.snapshot.communication import HangKind, Ras
 
 HERE = Path(__file__).resolve().parent
 

@@ -18,7 +18,8 @@ from zeromon.memory.forecast import (
     soonest_growth,
     spike_probability,
 )
-from zeromon.snapshot import RankSnapshot, Risk, StepSummary
+from zeromon.snapshot import RankSnapshot, StepSummary
+from zeromon.snapshot.memory import Risk
 
 GIB = 1 << 30
 CAPACITY = 80 * GIB

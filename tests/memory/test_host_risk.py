@@ -7,7 +7,7 @@ from builders import changed, device_memory, rank, run, summary
 
 from zeromon.memory.forecast import host_capacity_bytes, host_risk, risks_of_rank
 from zeromon.readout.verdict import risk_text
-from zeromon.snapshot import HostMemory
+from zeromon.snapshot.host import HostMemory
 from zeromon.tui.status_text import verdict_line as sentence
 
 GIB = 1 << 30

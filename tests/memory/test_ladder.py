@@ -25,7 +25,9 @@ from zeromon.memory.reconcile import role_bytes
 from zeromon.memory.spec import Precision, ShardPlan, Transformer, Unit, ZeroStage
 from zeromon.readout.remedy import ladder_lines, remedy_text
 from zeromon.readout.report import render_run
-from zeromon.snapshot import OutOfMemory, Pool, Risk, RoleRow, Rung, RunSnapshot
+from zeromon.snapshot import Pool, RunSnapshot
+from zeromon.snapshot.finding import Rung
+from zeromon.snapshot.memory import OutOfMemory, Risk, RoleRow
 
 GIB = 1 << 30
 SHAPE = Transformer(layers=16, hidden=2048, heads=16, vocab=32000, ffn=8192)

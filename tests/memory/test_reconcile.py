@@ -18,7 +18,8 @@ from zeromon.memory.reconcile import (
 )
 from zeromon.memory.spec import ShardPlan, ZeroStage
 from zeromon.readout import report as memory_report
-from zeromon.snapshot import Device, RoleRow
+from zeromon.snapshot.host import Device
+from zeromon.snapshot.memory import RoleRow
 
 MIB = 1 << 20
 NUMEL = 1_000_000

@@ -11,7 +11,8 @@ from zeromon.cli.plan_output import plan_as_text
 from zeromon.memory.models import whole_numel
 from zeromon.memory.plan import of_run, plan_table
 from zeromon.ring.strategy import Dim, Framework, Strategy
-from zeromon.snapshot import Dimension, GroupProgress, PipelineRow, RankSnapshot, RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot.communication import Dimension, GroupProgress, PipelineRow
 
 
 def model(numel: int, whole: int | None = None, **more: Any) -> dict[str, Any]:

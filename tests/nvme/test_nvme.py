@@ -18,7 +18,8 @@ import pytest
 from support import ROOT, TORCHRUN, Node, Result
 
 from zeromon.diagnosis.engine import advise
-from zeromon.snapshot import RankSnapshot, TransferRow
+from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot.memory import TransferRow
 
 pytestmark = pytest.mark.nvme
 

@@ -17,7 +17,7 @@ import pytest
 from zeromon.probes.amd_smi import AmdSmi, bare_device_serial
 from zeromon.probes.devices import Devices
 from zeromon.probes.level_zero import LevelZero
-from zeromon.snapshot import Device
+from zeromon.snapshot.host import Device
 
 needs_compiler = pytest.mark.skipif(not shutil.which("gcc"), reason="no C compiler for the stub")
 

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from zeromon.probes.energy import EnergyMeter, Rapl
 from zeromon.readout.ledger import energy_text, joules_per_unit, mean_watts
-from zeromon.snapshot import Energy
+from zeromon.snapshot.host import Energy
 from zeromon.snapshot.ledger import Cause, LedgerRow
 
 RANGE = 262.143

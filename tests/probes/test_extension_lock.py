@@ -27,7 +27,9 @@ from zeromon.probes.process import (
 from zeromon.readout.text import doing
 from zeromon.readout.verdict import hang_text, judge_run
 from zeromon.ring.buffer import RingWriter
-from zeromon.snapshot import ExtensionLock, Hang, HangKind, Severity
+from zeromon.snapshot import Hang, Severity
+from zeromon.snapshot.communication import HangKind
+from zeromon.snapshot.host import ExtensionLock
 from zeromon_agents.observe import stall_detector
 from zeromon_agents.observe.stall_detector import StallDetector
 

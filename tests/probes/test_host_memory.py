@@ -15,7 +15,7 @@ from zeromon.probes.host_memory import HostReader, memory_capacity, read_cgroup_
 from zeromon.probes.process import ProcessWatch, cgroup_folders
 from zeromon.ring.buffer import RingWriter
 from zeromon.ring.events import HostSample
-from zeromon.snapshot import HostMemory
+from zeromon.snapshot.host import HostMemory
 
 GIB = 1 << 30
 

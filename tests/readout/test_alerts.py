@@ -10,7 +10,8 @@ import pytest
 from builders import rank, run
 
 from zeromon.readout.alerts import Alerts, Message, harmless_text
-from zeromon.snapshot import ConfigFormat, Finding, NodeView, Remedy, RemoteRank, RunSnapshot, Severity
+from zeromon.snapshot import Finding, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.levels import (
     ALERT_AGAIN_SECONDS,
     ALERT_OVER_SECONDS,
@@ -18,6 +19,7 @@ from zeromon.snapshot.levels import (
     ALERT_SECONDS,
     ALERTS_AN_HOUR,
 )
+from zeromon.snapshot.run import NodeView, RemoteRank
 
 _DEAD = {"alive": False, "failed": True, "ended": "SIGKILL"}
 _REMEDY = Remedy(

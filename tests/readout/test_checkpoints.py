@@ -9,7 +9,7 @@ from builders import run
 from evidence import saved
 
 from zeromon.readout.ledger import checkpoints_of
-from zeromon.snapshot import Attempt
+from zeromon.snapshot.run import Attempt
 
 FAILURES = 20_000
 

@@ -16,7 +16,8 @@ from zeromon.readout.dimensions import by_dimension, dim_exposed, is_worth_showi
 from zeromon.readout.report import render_run
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring.strategy import Dim, dim_by_name, dim_name_of, parse_dimension_metadata
-from zeromon.snapshot import Dimension, GroupProgress, RankSnapshot
+from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot.communication import Dimension, GroupProgress
 from zeromon.tui.screens.communication import sum_rows_by_field
 
 

@@ -30,7 +30,9 @@ from zeromon.readout.figures import (
     held_bytes,
 )
 from zeromon.readout.tables import NODE_COLUMNS, RANK_COLUMNS
-from zeromon.snapshot import FleetNode, RankSnapshot, Risk
+from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot.memory import Risk
+from zeromon.snapshot.run import FleetNode
 from zeromon.sources.prometheus import promql
 from zeromon.sources.prometheus.decode import ranks
 from zeromon.tui.columns import COMPARED

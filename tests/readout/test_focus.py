@@ -4,13 +4,21 @@ from dataclasses import replace
 
 from builders import changed, rank, run, summary
 
-from zeromon.diagnosis.rules.common import worst_rank
 from zeromon.diagnosis.rules.communication import exposed_communication
 from zeromon.export.prometheus.rules import Thresholds, all_alerts
 from zeromon.readout.communication_report import by_unit
 from zeromon.readout.text import run_state
-from zeromon.snapshot import DeathRole, RankSnapshot, Risk
-from zeromon.snapshot.focus import first_failed, most_exposed, most_exposed_of, nearest_oom, roles_of
+from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot.focus import (
+    first_failed,
+    most_exposed,
+    most_exposed_of,
+    nearest_oom,
+    roles_of,
+    worst_rank,
+)
+from zeromon.snapshot.memory import Risk
+from zeromon.snapshot.run import DeathRole
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.plots import Trends
 from zeromon.tui.screens.communication import _rank_in_focus

@@ -15,7 +15,7 @@ from zeromon.fold.summarize import loader_totals_row
 from zeromon.readout.breakdown import from_disk, from_storage, load_parts, loading_text
 from zeromon.readout.ledger import activity_texts
 from zeromon.ring.events import Loading, LoadingRead
-from zeromon.snapshot import LoadingRow
+from zeromon.snapshot.step import LoadingRow
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ from builders import pipelined, rank, run
 
 from zeromon.readout.dimensions import pipeline_lines
 from zeromon.readout.report import render_run
-from zeromon.snapshot import PipelineRow
+from zeromon.snapshot.communication import PipelineRow
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.line import plain_text
 from zeromon.tui.screens.communication import arrival_lines

@@ -21,7 +21,10 @@ from zeromon.readout.text import (
     straggler_text,
 )
 from zeromon.readout.verdict import hang_headline, hang_text
-from zeromon.snapshot import Finding, Fleet, Hang, Remedy, RunSnapshot, Straggler
+from zeromon.snapshot import Finding, Hang, RunSnapshot
+from zeromon.snapshot.communication import Straggler
+from zeromon.snapshot.finding import Remedy
+from zeromon.snapshot.run import Fleet
 from zeromon.tui.line import plain_text
 from zeromon.tui.screens.findings import finding_page
 from zeromon_dashboard import html_report, widgets

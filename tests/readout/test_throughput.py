@@ -21,7 +21,9 @@ from zeromon.readout.throughput import (
     tokens_per_second,
 )
 from zeromon.ring.events import BatchMark, Padding
-from zeromon.snapshot import Device, Dimension, RankSnapshot, RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot.communication import Dimension
+from zeromon.snapshot.host import Device
 from zeromon.storage.step_history.rows import row_of
 from zeromon.storage.step_history.writer import rows_frame
 from zeromon.tui.columns import DisplayOptions

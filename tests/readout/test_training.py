@@ -8,7 +8,8 @@ from builders import full_run, rank, run, summary
 
 from zeromon.readout.figures import training_text
 from zeromon.readout.report import render_run
-from zeromon.snapshot import RunSnapshot, ScalarRow
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.step import ScalarRow
 from zeromon.storage.step_history.rows import NAMES, row_of
 from zeromon.storage.step_history.writer import rows_frame
 from zeromon.tui.columns import DisplayOptions

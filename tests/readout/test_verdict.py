@@ -11,16 +11,10 @@ from first_lines import first_lines
 
 from zeromon.diagnosis.engine import FindingHistory, advise
 from zeromon.readout.verdict import Health, judge_run
-from zeromon.snapshot import (
-    DETACHED,
-    KILLED_FOR_MEMORY,
-    Finding,
-    Hang,
-    Risk,
-    RunSnapshot,
-    Severity,
-    Straggler,
-)
+from zeromon.snapshot import Finding, Hang, RunSnapshot, Severity
+from zeromon.snapshot.communication import Straggler
+from zeromon.snapshot.memory import KILLED_FOR_MEMORY, Risk
+from zeromon.snapshot.rank import DETACHED
 from zeromon.tui import status_text
 from zeromon.tui.columns import DisplayOptions
 from zeromon_dashboard.pages import overview

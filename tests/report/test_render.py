@@ -12,16 +12,11 @@ from zeromon.diagnosis.engine import advise
 from zeromon.readout.communication_report import by_operation
 from zeromon.readout.report import render_run
 from zeromon.readout.text import run_state
-from zeromon.snapshot import (
-    CollectiveRow,
-    Finding,
-    InFlight,
-    OutOfMemory,
-    RoleRow,
-    Setting,
-    Severity,
-    StepRange,
-)
+from zeromon.snapshot import Finding, Severity
+from zeromon.snapshot.communication import CollectiveRow, InFlight
+from zeromon.snapshot.memory import OutOfMemory, RoleRow
+from zeromon.snapshot.rank import Setting
+from zeromon.snapshot.step import StepRange
 
 GIB = 1 << 30
 

@@ -14,7 +14,8 @@ from support import LAUNCH, ROOT, Node, train_command
 
 from zeromon.readout.report import render_run
 from zeromon.readout.verdict import Health
-from zeromon.snapshot import KILLED_FOR_MEMORY, RunSnapshot
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.memory import KILLED_FOR_MEMORY
 
 LIMIT = 1600 << 20
 

@@ -8,18 +8,10 @@ from builders import rank, run
 
 from zeromon.ring.codes import TextEnum
 from zeromon.ring.events import TraceState
-from zeromon.snapshot import (
-    Capture,
-    CaptureState,
-    Finding,
-    Hang,
-    HangKind,
-    Pool,
-    RankCapture,
-    Risk,
-    RiskCause,
-    Severity,
-)
+from zeromon.snapshot import Finding, Hang, Pool, RiskCause, Severity
+from zeromon.snapshot.communication import HangKind
+from zeromon.snapshot.memory import Risk
+from zeromon.snapshot.step import Capture, CaptureState, RankCapture
 from zeromon.storage.run_store import decode_snapshot, encode_snapshot
 
 ENUMS = (CaptureState, HangKind, Pool, RiskCause, Severity)

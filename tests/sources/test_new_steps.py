@@ -12,7 +12,8 @@ from served import Fixed
 
 from zeromon.base.errors import SourceError
 from zeromon.collector.http import start_http_server
-from zeromon.snapshot import NodeView, RunSnapshot
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.run import NodeView
 from zeromon.sources import live
 from zeromon.sources.live import LiveSource, NewSteps
 from zeromon.storage.run_store import StepQuery

@@ -21,7 +21,8 @@ from served import get
 
 from zeromon.base.errors import HistoryError, RunNotFound, SourceError
 from zeromon.collector.http import start_http_server
-from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot, Severity
+from zeromon.snapshot import Finding, RunSnapshot, Severity
+from zeromon.snapshot.step import RECENT_STEPS
 from zeromon.sources.live import LiveSource
 from zeromon.sources.replay import ReplaySource, StoreSource
 from zeromon.storage import snapshot_log

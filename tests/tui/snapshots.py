@@ -13,25 +13,12 @@ from zeromon.base.errors import CaptureRefused
 from zeromon.diagnosis.engine import advise
 from zeromon.fold.lanes import lanes_of_rings
 from zeromon.ring.slices import run_events
-from zeromon.snapshot import (
-    Cause,
-    CollectiveStatsRow,
-    Device,
-    ExpectedRow,
-    Finding,
-    Fleet,
-    FleetNode,
-    InFlight,
-    RankSnapshot,
-    Remedy,
-    Risk,
-    RoleRow,
-    RunSnapshot,
-    Spread,
-    StepSummary,
-    Straggler,
-    UnitRow,
-)
+from zeromon.snapshot import CollectiveStatsRow, Finding, RankSnapshot, RunSnapshot, StepSummary
+from zeromon.snapshot.communication import InFlight, Straggler, UnitRow
+from zeromon.snapshot.finding import Remedy
+from zeromon.snapshot.host import Device
+from zeromon.snapshot.memory import Cause, ExpectedRow, Risk, RoleRow
+from zeromon.snapshot.run import Fleet, FleetNode, Spread
 from zeromon.snapshot.step import Lanes
 from zeromon.sources.base import Output, Playback
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery

@@ -20,9 +20,13 @@ from zeromon.readout.tables import RANK_COLUMNS, TRAFFIC_COLUMNS
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health, Verdict
 from zeromon.ring.events import Phase
-from zeromon.snapshot import DETACHED, Finding, InFlight, RankSnapshot, Remedy, Risk
+from zeromon.snapshot import Finding, RankSnapshot
+from zeromon.snapshot.communication import InFlight
+from zeromon.snapshot.finding import Remedy
 from zeromon.snapshot.focus import most_exposed_of
 from zeromon.snapshot.levels import Severity
+from zeromon.snapshot.memory import Risk
+from zeromon.snapshot.rank import DETACHED
 from zeromon.tui import drawing, plots, status_text
 from zeromon.tui.app import verdict_announcement
 from zeromon.tui.columns import (

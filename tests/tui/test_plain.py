@@ -17,7 +17,8 @@ from tui.snapshots import GIB, FixedSource, snapshot, steps
 from zeromon.base.errors import RunNotFound, SourceError
 from zeromon.collector import http
 from zeromon.collector.http import start_http_server
-from zeromon.snapshot import DETACHED, RunSnapshot
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.rank import DETACHED
 from zeromon.sources import live
 from zeromon.sources.live import LiveRun, LiveSource
 from zeromon.sources.replay import StoreSource, reopen_run_source

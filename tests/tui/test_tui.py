@@ -28,17 +28,10 @@ from zeromon.base.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.collector.http import start_http_server
 from zeromon.readout.figures import MAPPED
 from zeromon.readout.tables import RANK_COLUMNS, TRAFFIC_COLUMNS
-from zeromon.snapshot import (
-    Capture,
-    CaptureState,
-    Finding,
-    Hang,
-    InFlight,
-    MemberCall,
-    Remedy,
-    RunSnapshot,
-    TraceCheck,
-)
+from zeromon.snapshot import Finding, Hang, RunSnapshot
+from zeromon.snapshot.communication import InFlight, MemberCall
+from zeromon.snapshot.finding import Remedy
+from zeromon.snapshot.step import Capture, CaptureState, TraceCheck
 from zeromon.sources.base import Output, Source
 from zeromon.sources.live import LiveSource
 from zeromon.sources.replay import ReplaySource, StoreSource

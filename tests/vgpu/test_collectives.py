@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vgpu.conftest import SHORT_DUMP, CudaRun, CudaRunner
-from zeromon.snapshot import HangKind
+from zeromon.snapshot.communication import HangKind
 
 pytestmark = pytest.mark.vgpu
 

@@ -8,7 +8,6 @@ import pytest
 
 from vgpu.conftest import CudaRun, CudaRunner
 from vgpu.truth import NOTHING, Timeline
-from zeromon.diagnosis.rules.common import waits_in_each_bucket
 from zeromon.readout.breakdown import pace, step_parts
 from zeromon.ring.events import Phase
 from zeromon.snapshot import RankSnapshot, StepSummary
@@ -145,4 +144,4 @@ def test_each_bucket_of_ddp_is_timed_where_torch_calls_hooks(
         assert 1 - found / spent == pytest.approx(figures.overlap, abs=0.03)
         assert (figures.overlap == 0) is (backend == "nccl")
         assert {"bucket 0", "bucket 1"} <= {row.fqn for row in rank.communication.units}
-        assert waits_in_each_bucket(rank) is (backend == "nccl")
+        assert rank.waits_in_each_bucket is (backend == "nccl")

@@ -11,7 +11,7 @@ import pytest
 from vgpu.conftest import SHORT_DUMP, CudaRun, CudaRunner
 from zeromon.readout.report import render_run
 from zeromon.readout.verdict import Health, judge_run
-from zeromon.snapshot import HangKind
+from zeromon.snapshot.communication import HangKind
 from zeromon_vgpu.machine import Fault
 from zeromon_vgpu.timeline import Operation
 

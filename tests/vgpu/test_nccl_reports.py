@@ -19,7 +19,8 @@ from zeromon.probes.nccl_ras import ras_service_address
 from zeromon.readout.communication_report import nccl_block
 from zeromon.readout.verdict import hang_text
 from zeromon.ring.codes import operation_by_name
-from zeromon.snapshot import Ras, RasCount, RunSnapshot
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.communication import Ras, RasCount
 from zeromon_vgpu.timeline import Operation
 
 pytestmark = pytest.mark.vgpu

@@ -9,21 +9,19 @@ from zeromon.check import fsdp_options
 from zeromon.check.deepspeed.fields import ZERO, fields_by_name, stage_of
 from zeromon.check.deepspeed.performance import NO_BF16
 from zeromon.check.problem import (
-    AUTO,
     NAMES,
     Config,
     Machine,
     Path,
     Problem,
     did_you_mean,
-    is_on,
     join_names,
     load_schema,
-    parse_number,
     set_instead,
     without_effect,
     yaml_literal,
 )
+from zeromon.memory.config_files import AUTO, is_on, parse_number
 
 Check = Callable[[Config, "Config | None", Machine], Iterable[Problem]]
 """A check of (accelerate configuration, the DeepSpeed configuration that it names or None, machine)."""

@@ -10,22 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from zeromon.check.problem import (
-    AUTO,
     ENVIRONMENT_DIALECT,
     NAMES,
     Config,
     Path,
     Problem,
     did_you_mean,
-    is_on,
     join_names,
     load_schema,
-    parse_number,
-    parse_whole,
     set_instead,
     without_effect,
 )
 from zeromon.check.scripts import UNKNOWN, Call, Script
+from zeromon.memory.config_files import AUTO, is_on, parse_number, parse_whole
 
 _OF_FSDP_1: Sequence[str] = NAMES["accelerate"]["fsdp1_options"]
 """Options that only FSDP1 reads."""

@@ -22,11 +22,10 @@ from zeromon.check.problem import (
     Machine,
     Path,
     Problem,
-    is_on,
     load_schema,
-    parse_whole,
     without_effect,
 )
+from zeromon.memory.config_files import is_on, parse_whole
 
 COMMAND = "the command"
 """Stands for a file where a figure comes from the launch command."""

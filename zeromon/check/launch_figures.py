@@ -9,7 +9,7 @@ from zeromon.check.accelerate import DEEPSPEED, FSDP, fsdp_options_of, kind_of
 from zeromon.check.deepspeed.conflicts import BATCH
 from zeromon.check.deepspeed.fields import ZERO, not_json, open_autos
 from zeromon.check.launch import COMMAND, ENVIRONMENT, Command
-from zeromon.check.problem import AUTO, Config, Path, Problem, is_on, join_names, parse_whole
+from zeromon.check.problem import Config, Path, Problem, join_names
 from zeromon.check.scripts import Call, Script, Unknown, is_arguments, names_key
 from zeromon.check.trainer_arguments import (
     ENGINE_DEFAULTS,
@@ -19,6 +19,7 @@ from zeromon.check.trainer_arguments import (
     of_trainer,
     script_arguments,
 )
+from zeromon.memory.config_files import AUTO, is_on, parse_whole
 
 Said = tuple[Any, str]
 """A value, and the file that says it."""

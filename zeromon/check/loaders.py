@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zeromon.check.one_rank import last_name
-from zeromon.check.problem import Problem, parse_number
+from zeromon.check.problem import Problem
 from zeromon.check.scripts import UNKNOWN, Call, Check, Script, is_arguments, is_open
+from zeromon.memory.config_files import parse_number
 
 _POSITIONS = {
     "shuffle": 2, "sampler": 3, "batch_sampler": 4, "num_workers": 5, "pin_memory": 7,

@@ -14,12 +14,7 @@ from urllib.parse import quote
 
 from zeromon import __version__
 from zeromon.diagnosis.rule import all_pages
-from zeromon.memory.config_files import (
-    AUTO as AUTO,
-    is_on as is_on,
-    parse_number as parse_number,
-    parse_whole as parse_whole,
-)
+from zeromon.memory.config_files import is_on, parse_number, parse_whole
 from zeromon.memory.spec import ModelSpec
 
 Path = tuple[str, ...]

@@ -24,13 +24,12 @@ from zeromon.check.problem import (
     Path,
     Problem,
     did_you_mean,
-    is_on,
     load_schema,
     load_table,
-    parse_whole,
     without_effect,
 )
 from zeromon.check.scripts import Call, Script, read_script
+from zeromon.memory.config_files import is_on, parse_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

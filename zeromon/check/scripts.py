@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from zeromon.check.flow import LOOPS, Flow, Store, read_flow
-from zeromon.check.problem import AUTO, NAMES, Config, Path, Problem, parse_number
+from zeromon.check.problem import NAMES, Config, Path, Problem
+from zeromon.memory.config_files import AUTO, parse_number
 
 FRAMEWORKS = (
     "torch", "deepspeed", "accelerate", "transformers", "trl", "lightning", "pytorch_lightning",

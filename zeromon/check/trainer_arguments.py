@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from zeromon.check.launch import Command
-from zeromon.check.problem import AUTO, NAMES, Config, Path, Problem, parse_whole
+from zeromon.check.problem import NAMES, Config, Path, Problem
 from zeromon.check.scripts import UNKNOWN, Call, Script, Unknown, is_arguments, is_open
+from zeromon.memory.config_files import AUTO, parse_whole
 
 DEFAULTS: Mapping[str, Any] = NAMES["transformers"]["defaults"]
 """Defaults of ``TrainingArguments`` of transformers; classes of trl have others."""

@@ -59,7 +59,8 @@ from zeromon.readout import text
 from zeromon.readout.alerts import Tone, safe_message
 from zeromon.readout.verdict import hang_text
 from zeromon.ring import paths
-from zeromon.snapshot import Finding, Hang, NodeView, RankProcess, RunSnapshot, Severity
+from zeromon.snapshot import Finding, Hang, RunSnapshot, Severity
+from zeromon.snapshot.run import NodeView, RankProcess
 from zeromon.sources.live import (
     LiveSource,
     collector_address,

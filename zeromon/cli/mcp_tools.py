@@ -38,7 +38,7 @@ from zeromon.readout.report import (
     head_block,
     ledger_block as ledger_text,
     memory_block as memory_by_rank,
-    offload,
+    offload_block,
     phase_block,
     why_unknown,
 )
@@ -90,8 +90,11 @@ def explain(run: str = "") -> list[str]:
 
 def runs() -> list[str]:
     """Lists live and recorded runs: verdict, duration, steps, ranks, strategy, tags. Live ones first."""
-    rows = runs_verb.list_runs(Store())
-    return _lines_of(runs_verb.runs_as_text(rows)) if rows else ["no run is live, and none is recorded"]
+    store = Store()
+    rows = runs_verb.list_runs(store)
+    if not rows:
+        return ["no run is live, and none is recorded"]
+    return _lines_of(runs_verb.runs_as_text(store, rows))
 
 
 def findings(run: str = "", code: str = "") -> list[str]:
@@ -131,7 +134,7 @@ def memory(run: str = "") -> list[str]:
         ),
         "" if risks else "  n/a: no memory's limit is known yet",
         by_role(of) or "memory by role n/a: no census yet",
-        offload(of),
+        offload_block(of),
         memory_by_rank(of.ranks),
     )
 

@@ -24,7 +24,7 @@ from zeromon.memory.speeds import speed_sources
 from zeromon.readout.figures import BYTES, COUNT, RATIO, SECONDS
 from zeromon.readout.remedy import ladder_lines
 from zeromon.readout.tables import Column, aligned_table, text_table
-from zeromon.snapshot import Rung
+from zeromon.snapshot.finding import Rung
 from zeromon.tui.drawing import Curve, Plot, draw_chart
 
 

@@ -39,8 +39,9 @@ from zeromon.probes.process import process_start_ticks
 from zeromon.readout.ledger import job_ledger, mean_watts
 from zeromon.readout.report import activities, ledger_block, render_run
 from zeromon.ring import paths
-from zeromon.snapshot import RunSnapshot, Severity, StepRange
+from zeromon.snapshot import RunSnapshot, Severity
 from zeromon.snapshot.ledger import Cause
+from zeromon.snapshot.step import StepRange
 from zeromon.sources.live import LiveSource, runs_of_node
 from zeromon.sources.prometheus.source import find_listed_runs, only_listed_run
 from zeromon.storage.run_store import Store, decode_snapshot, encode_snapshot

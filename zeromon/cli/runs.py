@@ -18,7 +18,8 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from zeromon.base.errors import RunNotFound, RunRefused, SourceError, os_errors_as
 from zeromon.base.units import human_bytes, printable
@@ -32,7 +33,7 @@ from zeromon.readout.verdict import Health
 from zeromon.ring import paths
 from zeromon.snapshot.run import About
 from zeromon.sources.live import runs_of_node
-from zeromon.storage.run_store import Manifest, Store, manifest_of_run
+from zeromon.storage.run_store import ListedRun, Manifest, Store, manifest_of_run
 
 _MAX_TAG_CHARS, _MAX_NOTE_CHARS = 64, 4000
 _CLOCK = "%Y-%m-%d %H:%M"
@@ -75,32 +76,7 @@ def call(options: argparse.Namespace) -> int:
     return code
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """One run of the list."""
-
-    run: str
-    live: bool
-    health: str
-    """The word of the verdict."""
-    cause: str
-    """The last threat to the run; "" without one."""
-    state: str
-    seconds: float
-    """From its start to its end, or to the last snapshot."""
-    steps: int
-    ranks: int
-    strategy: str
-    started_wall: float
-    """Seconds since the epoch."""
-    record_bytes: int
-    note: str
-    tags: tuple[str, ...]
-    node: str
-    command: tuple[str, ...]
-
-
-def list_runs(store: Store) -> list[Listed]:
+def list_runs(store: Store) -> list[ListedRun]:
     """Running runs of this user on this node, then recorded ones by start, the newest first."""
     running: dict[str, Manifest] = {}
     for live in runs_of_node():
@@ -111,31 +87,27 @@ def list_runs(store: Store) -> list[Listed]:
     recorded = [manifest for manifest in store.list_manifests() if manifest.run not in running]
     recorded.sort(key=lambda manifest: -manifest.started_wall)
     return [
-        *(_listed_run(store, manifest, live=True) for manifest in running.values()),
-        *(_listed_run(store, manifest, live=False) for manifest in recorded),
+        ListedRun(manifest, manifest.run in running, store.about(manifest.run))
+        for manifest in (*running.values(), *recorded)
     ]
 
 
-def _listed_run(store: Store, manifest: Manifest, *, live: bool) -> Listed:
-    monitored = live or manifest.ended
-    remarks = store.about(manifest.run)
-    return Listed(
-        run=manifest.run,
-        live=live,
-        health=manifest.health if monitored else Health.UNKNOWN,
-        cause=manifest.cause,
-        state=manifest.verdict if monitored else f"no longer monitored: {manifest.verdict}",
-        seconds=max(0.0, manifest.taken_wall - manifest.started_wall),
-        steps=manifest.steps,
-        ranks=manifest.ranks,
-        strategy=manifest.strategy,
-        started_wall=manifest.started_wall,
-        record_bytes=store.nbytes(manifest.run),
-        note=remarks.note,
-        tags=remarks.tags,
-        node=manifest.node,
-        command=manifest.command,
-    )
+def _run_facts(store: Store, listed: ListedRun) -> dict[str, Any]:
+    """Everything about a run of the list, for scripts."""
+    facts = asdict(listed.manifest) | asdict(listed.about)
+    return facts | {
+        "live": listed.live, "health": _health_word(listed), "state": listed.watched_verdict,
+        "seconds": _lasted_seconds(listed), "record_bytes": store.nbytes(listed.manifest.run),
+    }  # fmt: skip
+
+
+def _health_word(listed: ListedRun) -> str:
+    return listed.manifest.health if listed.live or listed.manifest.ended else Health.UNKNOWN
+
+
+def _lasted_seconds(listed: ListedRun) -> float:
+    """From its start to its end, or to the last snapshot."""
+    return max(0.0, listed.manifest.taken_wall - listed.manifest.started_wall)
 
 
 def _print_runs(options: argparse.Namespace) -> int:
@@ -143,9 +115,9 @@ def _print_runs(options: argparse.Namespace) -> int:
     with show_working("reading the runs"):
         runs = list_runs(store)
     if options.json:
-        show_json(runs)
+        show_json([_run_facts(store, run) for run in runs])
     elif runs:
-        show_text(runs_as_text(runs) + "\n")
+        show_text(runs_as_text(store, runs) + "\n")
     else:
         reason = store.refusal() or "none has been recorded yet"
         tell_user(
@@ -154,24 +126,24 @@ def _print_runs(options: argparse.Namespace) -> int:
     return 0
 
 
-def runs_as_text(runs: list[Listed]) -> str:
+def runs_as_text(store: Store, runs: list[ListedRun]) -> str:
     """The list as a table."""
     return text_table(
         runs,
-        Column("run", lambda run: run.run),
-        Column("verdict", lambda run: f"{run.health}, running" if run.live else run.health),
-        Column("started", lambda run: time.strftime(_CLOCK, time.localtime(run.started_wall))),
-        Column("duration", lambda run: run.seconds, SECONDS),
-        Column("steps", lambda run: f"{run.steps:,}"),
-        Column("ranks", lambda run: str(run.ranks)),
-        Column("strategy", lambda run: run.strategy or "n/a"),
-        Column("on disk", lambda run: run.record_bytes, BYTES),
-        Column("cause", lambda run: _cut_text(run.cause, 60)),
-        Column("tags, note", lambda run: _cut_text(_remarks_text(run), 40)),
+        Column("run", lambda r: r.manifest.run),
+        Column("verdict", lambda r: f"{_health_word(r)}{', running' * r.live}"),
+        Column("started", lambda r: time.strftime(_CLOCK, time.localtime(r.manifest.started_wall))),
+        Column("duration", _lasted_seconds, SECONDS),
+        Column("steps", lambda r: f"{r.manifest.steps:,}"),
+        Column("ranks", lambda r: str(r.manifest.ranks)),
+        Column("strategy", lambda r: r.manifest.strategy or "n/a"),
+        Column("on disk", lambda r: store.nbytes(r.manifest.run), BYTES),
+        Column("cause", lambda r: _cut_text(r.manifest.cause, 60)),
+        Column("tags, note", lambda r: _cut_text(_remarks_text(r.about), 40)),
     )
 
 
-def _remarks_text(remarks: About | Listed) -> str:
+def _remarks_text(remarks: About) -> str:
     """``#baseline the note``."""
     return printable(" ".join([*(f"#{tag}" for tag in remarks.tags), remarks.note])).strip()
 

@@ -36,7 +36,7 @@ from zeromon.diagnosis.flight import calls_under_way, flight_findings, flight_te
 from zeromon.export.files import Progress
 from zeromon.readout import trace_report
 from zeromon.readout.text import capture_text
-from zeromon.snapshot import Capture, CaptureState
+from zeromon.snapshot.step import Capture, CaptureState
 from zeromon.sources.live import LiveSource, find_live_runs, only_live_run
 from zeromon.traces.allocations import DeviceMemory, memory_by_device, memory_growers, read_snapshot
 from zeromon.traces.analysis import (

@@ -21,7 +21,8 @@ from zeromon.cli import tell_user, user_agrees
 from zeromon.cli.parser import add_flag, add_option
 from zeromon.cli.terminal import show_json, show_progress, show_text
 from zeromon.readout.remedy import progress_text, result_text, trial_obstacle
-from zeromon.snapshot import Finding, RunSnapshot, Trial
+from zeromon.snapshot import Finding, RunSnapshot
+from zeromon.snapshot.finding import Trial
 from zeromon.sources.live import LiveSource, find_live_runs, only_live_run
 
 _LOOK_SECONDS = 0.5

@@ -16,9 +16,10 @@ from zeromon.fold.ledger import Observed, ledger_rows, ledger_totals, process_be
 from zeromon.fold.summarize import summarize_rank
 from zeromon.probes.process import ProcessWatch, describe_wait_status, main_thread_frames
 from zeromon.readout.text import exit_text, script_frame
-from zeromon.snapshot import Attempt, Death, DeathRole, RankProcess, RunSnapshot
+from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.focus import death_roles, roles_of
 from zeromon.snapshot.ledger import sum_by_cause
+from zeromon.snapshot.run import Attempt, Death, DeathRole, RankProcess
 
 
 def group_by_attempt(followers: Iterable[RankFollower]) -> list[list[RankFollower]]:

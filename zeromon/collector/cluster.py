@@ -23,8 +23,9 @@ from zeromon import __version__
 from zeromon.base.units import printable
 from zeromon.diagnosis.arrivals import NEVER, MatchedCollective, PartialArrival, matched_collective
 from zeromon.diagnosis.hangs import Member, hangs_of
-from zeromon.snapshot import Hang, NodeView, RemoteRank
+from zeromon.snapshot import Hang
 from zeromon.snapshot.levels import NODE_SILENT_SECONDS
+from zeromon.snapshot.run import NodeView, RemoteRank
 
 EXCHANGE = 2
 """The layout of reports and replies: every change of their fields gets the next number."""

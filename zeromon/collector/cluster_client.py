@@ -26,8 +26,10 @@ from zeromon.fold.collectives import group_call_histories
 from zeromon.fold.state import RankState
 from zeromon.readout.text import doing
 from zeromon.ring.tokens import NONCE, REPLY, REPORT, SIGNATURE, request_proof_headers, signature_of
-from zeromon.snapshot import CallHistory, Hang, NodeView, RankSnapshot, RemoteRank
+from zeromon.snapshot import Hang, RankSnapshot
+from zeromon.snapshot.communication import CallHistory
 from zeromon.snapshot.levels import NODE_SILENT_SECONDS
+from zeromon.snapshot.run import NodeView, RemoteRank
 
 _TIMEOUT_SECONDS = 3.0
 _FIRST_PINGS, _PING = 8, 0.05

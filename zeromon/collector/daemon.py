@@ -26,8 +26,11 @@ from zeromon.collector.trace_capture import Captures
 from zeromon.probes.devices import Devices
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
-from zeromon.snapshot import Capture, Health, RunSnapshot, Trial
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.finding import Trial
 from zeromon.snapshot.rank import DETACHED
+from zeromon.snapshot.run import Health
+from zeromon.snapshot.step import Capture
 from zeromon.storage.run_store import Store
 from zeromon.storage.snapshot_log import Past, Record, standing_findings
 

@@ -44,7 +44,9 @@ from zeromon.ring.tokens import (
     is_request_proved,
     user_token,
 )
-from zeromon.snapshot import Capture, RunSnapshot, Trial
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.finding import Trial
+from zeromon.snapshot.step import Capture
 from zeromon.sources import access
 from zeromon.storage.run_store import StepQuery, encode_snapshot
 from zeromon.storage.snapshot_log import Past

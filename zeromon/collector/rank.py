@@ -23,17 +23,10 @@ from zeromon.probes.process import (
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.ring.events import ExitKind, Raw
 from zeromon.ring.model_metadata import BACKGROUND
-from zeromon.snapshot import (
-    DETACHED,
-    Disk,
-    ExtensionLock,
-    Halt,
-    HostMemory,
-    Pressure,
-    RankSnapshot,
-    WorkerMemory,
-)
+from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot.host import Disk, ExtensionLock, HostMemory, Pressure, WorkerMemory
 from zeromon.snapshot.levels import WINDOW_STEPS
+from zeromon.snapshot.rank import DETACHED, Halt
 from zeromon.storage.step_history.rows import Row, row_of
 
 SETTLING_POLLS = 3

@@ -46,25 +46,14 @@ from zeromon.ring.files import read_json_object, replace_file
 from zeromon.ring.masking import mask_words
 from zeromon.ring.ring_file import remove_ring_file
 from zeromon.ring.tokens import NAME as TOKEN
-from zeromon.snapshot import (
-    KILLED_FOR_MEMORY,
-    Device,
-    Energy,
-    Finding,
-    Hang,
-    Links,
-    NodeView,
-    Pool,
-    RankMachine,
-    RankSnapshot,
-    Ras,
-    Risk,
-    RunSnapshot,
-    Straggler,
-)
+from zeromon.snapshot import Finding, Hang, Pool, RankSnapshot, RunSnapshot
+from zeromon.snapshot.communication import Links, Ras, Straggler
+from zeromon.snapshot.host import Device, Energy
 from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.levels import NODE_SILENT_SECONDS
-from zeromon.snapshot.rank import VIRTUAL
+from zeromon.snapshot.memory import KILLED_FOR_MEMORY, Risk
+from zeromon.snapshot.rank import VIRTUAL, RankMachine
+from zeromon.snapshot.run import NodeView
 from zeromon.storage.run_store import Store
 from zeromon.storage.snapshot_log import Record, standing_findings
 

@@ -22,8 +22,9 @@ from zeromon.base.errors import CaptureRefused, os_errors_as
 from zeromon.readout.breakdown import pace
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
-from zeromon.snapshot import Capture, CaptureState, RankCapture, RankSnapshot, TraceCheck
+from zeromon.snapshot import RankSnapshot
 from zeromon.snapshot.levels import DEVICE_BOUND
+from zeromon.snapshot.step import Capture, CaptureState, RankCapture, TraceCheck
 from zeromon.storage.run_store import DEPTH
 from zeromon.traces.analysis import RESULT_FILE, RankTrace, read_analysis_result
 

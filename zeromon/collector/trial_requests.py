@@ -19,7 +19,8 @@ from zeromon.collector.trace_capture import first_safe_step
 from zeromon.readout.remedy import CHANGES, trial_obstacle
 from zeromon.ring.files import replace_file
 from zeromon.ring.trial_words import MARGIN, MIN_BLOCK_STEPS, REQUEST, WORD, WORDS, Change, Plan
-from zeromon.snapshot import Finding, RankSnapshot, RankTrial, RunSnapshot, Trial, TrialState
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
+from zeromon.snapshot.finding import RankTrial, Trial, TrialState
 from zeromon.snapshot.noise import MIN_ROUNDS, ROUND_BLOCKS, gain_in_turns, half_width
 
 DEFAULT_ROUNDS = 6

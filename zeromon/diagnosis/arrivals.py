@@ -23,8 +23,15 @@ from typing import Final, NamedTuple
 
 from zeromon.fold.state import MAX_ARRIVALS, Arrival
 from zeromon.ring.codes import StageAction
-from zeromon.snapshot import PipelineBubble, PipelineRow, RankSnapshot
-from zeromon.snapshot.communication import balanced_seconds, parse_schedule, simulate_schedule, with_more
+from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot.communication import (
+    PipelineBubble,
+    PipelineRow,
+    balanced_seconds,
+    parse_schedule,
+    simulate_schedule,
+    with_more,
+)
 from zeromon.snapshot.intervals import Coverage
 from zeromon.snapshot.levels import WINDOW_STEPS
 

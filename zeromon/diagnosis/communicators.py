@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from zeromon.probes.nccl_ras import Answer, Communicator, RasRank
 from zeromon.ring.codes import operation_by_name
-from zeromon.snapshot import GroupProgress, InspectorRow, RankSnapshot, Ras, RasCommunicator, RasCount
+from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot.communication import GroupProgress, InspectorRow, Ras, RasCommunicator, RasCount
 
 _NOT_OURS = "NCCL's RAS answers for another job, or for processes of another name space"
 

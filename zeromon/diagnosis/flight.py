@@ -15,7 +15,7 @@ from zeromon.diagnosis.hangs import Member, hangs_of
 from zeromon.readout.tables import fitted_table
 from zeromon.readout.verdict import NOT_CALLED
 from zeromon.ring.codes import operation_by_name
-from zeromon.snapshot import GroupProgress, HangKind, InFlight
+from zeromon.snapshot.communication import GroupProgress, HangKind, InFlight
 from zeromon.traces.allocations import NO_STACK, stack_origin
 from zeromon.traces.flight import Dump, Entry
 

@@ -15,19 +15,11 @@ from dataclasses import replace
 import msgspec
 
 from zeromon.fold.collectives import REDUCER
-from zeromon.snapshot import (
-    CallHistory,
-    GroupProgress,
-    Halt,
-    Hang,
-    HangKind,
-    InFlight,
-    MemberCall,
-    RankSnapshot,
-    RunSnapshot,
-)
+from zeromon.snapshot import Hang, RankSnapshot, RunSnapshot
+from zeromon.snapshot.communication import CallHistory, GroupProgress, HangKind, InFlight, MemberCall
 from zeromon.snapshot.focus import has_left
 from zeromon.snapshot.levels import HANG_SECONDS
+from zeromon.snapshot.rank import Halt
 
 MIN_HANG_NS = round(HANG_SECONDS * 1e9)
 TIMES_A_STEP = 10

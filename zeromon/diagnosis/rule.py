@@ -25,7 +25,8 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from zeromon.base.errors import RuleNotFound
-from zeromon.snapshot import ConfigFormat, Finding, RankSnapshot, Remedy, RunSnapshot, Severity
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.focus import is_running_out, pool_of
 from zeromon.snapshot.levels import CPU_WAIT, Level
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from zeromon.fold.summarize import STARTS
-from zeromon.snapshot import Halt, RankSnapshot, RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import is_ending
 from zeromon.snapshot.levels import PAUSE_SECONDS, STALL_SECONDS, STALL_STEPS, START_SECONDS, Severity
+from zeromon.snapshot.rank import Halt
 
 _LOOK_NS = 3_000_000_000
 

@@ -16,7 +16,8 @@ from zeromon.base.units import human_ratio
 from zeromon.diagnosis.arrivals import ArrivalSkew, ByRank, StepSkew
 from zeromon.diagnosis.rule import cpu_lack
 from zeromon.readout.breakdown import own_seconds
-from zeromon.snapshot import GroupProgress, RankSnapshot, RunSnapshot, Straggler
+from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot.communication import GroupProgress, Straggler
 from zeromon.snapshot.intervals import union_length
 from zeromon.snapshot.levels import (
     LATE,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from zeromon.ring.events import Op, Phase
-from zeromon.snapshot import CollectiveStatsRow, SizeRow
-from zeromon.snapshot.communication import SIZE_BOUNDS, algbw, bus_factor
+from zeromon.snapshot import CollectiveStatsRow
+from zeromon.snapshot.communication import SIZE_BOUNDS, SizeRow, algbw, bus_factor
 
 DECAY: Final = 0.9
 FAINT_NS = 1e-6

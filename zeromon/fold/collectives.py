@@ -32,8 +32,7 @@ from zeromon.ring.events import (
     decode_record,
     pack_call_word,
 )
-from zeromon.snapshot import CallHistory, GroupProgress, InFlight, MemberCall
-from zeromon.snapshot.communication import SIZE_BOUNDS
+from zeromon.snapshot.communication import SIZE_BOUNDS, CallHistory, GroupProgress, InFlight, MemberCall
 
 _INFERRED: Final = int(Flag.INFERRED)  # an IntFlag's own `&` takes a microsecond
 _FAILED: Final = int(Flag.FAILED)

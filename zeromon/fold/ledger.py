@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 
 from zeromon.fold.state import LedgerSums, RankState, Silence, dimension_names
 from zeromon.ring.events import Activity, ExitKind, Phase, SetUp
-from zeromon.snapshot import ExtensionLock, Halt, HostMemory, StepSummary
+from zeromon.snapshot import StepSummary
+from zeromon.snapshot.host import ExtensionLock, HostMemory
 from zeromon.snapshot.ledger import ActivityRow, Cause, LedgerRow, sum_by_cause
 from zeromon.snapshot.levels import STALL_SECONDS, START_SECONDS
+from zeromon.snapshot.rank import Halt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,11 +23,12 @@ from zeromon.ring.strategy import (
     dim_name_of,
     parse_dimension_metadata,
 )
-from zeromon.snapshot import RECENT_STEPS, Dimension, StepSummary
-from zeromon.snapshot.communication import Act, busbw
+from zeromon.snapshot import StepSummary
+from zeromon.snapshot.communication import Act, Dimension, busbw
 from zeromon.snapshot.intervals import common_set, set_length, union_set
 from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.levels import UNTIMED
+from zeromon.snapshot.step import RECENT_STEPS
 
 _ON_DEVICE: Final = events.pack_head(0, flags=events.Flag.DEVICE)
 _END: Final = _ON_DEVICE | events.pack_head(0, flags=events.Flag.SPAN_KNOWN)

@@ -21,8 +21,8 @@ from zeromon.fold.state import (
 )
 from zeromon.ring import events
 from zeromon.ring.codes import ENQUEUED
-from zeromon.snapshot import PipelineRow, StageRow, StepSummary, UnitRow
-from zeromon.snapshot.communication import Act, schedule_notation
+from zeromon.snapshot import StepSummary
+from zeromon.snapshot.communication import Act, PipelineRow, StageRow, UnitRow, schedule_notation
 
 _CONTINUED: Final = int(events.Flag.CONTINUED)  # an IntFlag's own `&` takes a microsecond
 _ASYNC: Final = int(events.Flag.ASYNC)

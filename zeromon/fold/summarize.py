@@ -44,42 +44,37 @@ from zeromon.ring.model_metadata import (
     declared_keys,
 )
 from zeromon.ring.strategy import Strategy
-from zeromon.snapshot import (
+from zeromon.snapshot import RankSnapshot, StepSummary
+from zeromon.snapshot.communication import CollectiveRow, GatherRow, overlap_ratio
+from zeromon.snapshot.finding import RankTrial, TrialState
+from zeromon.snapshot.host import CodeLine
+from zeromon.snapshot.levels import UNTIMED
+from zeromon.snapshot.memory import DeviceMemory, OutOfMemory, RoleRow, TransferRow
+from zeromon.snapshot.noise import block_estimate
+from zeromon.snapshot.rank import (
     DETACHED,
     AgentHealth,
-    BatchRow,
-    CaptureState,
-    CodeLine,
-    CollectiveRow,
-    DeviceMemory,
     EngineRow,
-    GatherRow,
     Halt,
-    LoadingRow,
-    OutOfMemory,
-    RankCapture,
     RankCommunication,
     RankConfig,
     RankLedger,
     RankMachine,
     RankMemory,
     RankRequests,
-    RankSnapshot,
     RankStatus,
     RankSteps,
     RankTraining,
-    RankTrial,
-    RoleRow,
-    ScalarRow,
     Setting,
-    StepSummary,
-    TransferRow,
-    TrialState,
 )
-from zeromon.snapshot.communication import overlap_ratio
-from zeromon.snapshot.levels import UNTIMED
-from zeromon.snapshot.noise import block_estimate
-from zeromon.snapshot.step import settled_steps
+from zeromon.snapshot.step import (
+    BatchRow,
+    CaptureState,
+    LoadingRow,
+    RankCapture,
+    ScalarRow,
+    settled_steps,
+)
 
 _WINDOW = 20
 _FRAME_CHARS = 240

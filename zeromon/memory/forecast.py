@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from zeromon.snapshot import Pool, RankSnapshot, Risk, RiskCause, StepSummary
+from zeromon.snapshot import Pool, RankSnapshot, RiskCause, StepSummary
 from zeromon.snapshot.levels import OOM
+from zeromon.snapshot.memory import Risk
 
 HORIZON_STEPS = 1000
 """Growth that fills the capacity within these steps alarms (:data:`zeromon.snapshot.levels.OOM`)."""

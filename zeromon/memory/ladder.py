@@ -17,7 +17,8 @@ from zeromon.memory.predict import PHASES, During, memory_of
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import OPTIMIZERS, Precision, ShardPlan, ZeroStage
 from zeromon.memory.speeds import with_larger_batch
-from zeromon.snapshot import Pool, Rung, RunSnapshot
+from zeromon.snapshot import Pool, RunSnapshot
+from zeromon.snapshot.finding import Rung
 
 RECOMPUTED = 0.5
 """The share of measured activations that checkpointing frees; an estimate, not measured."""

@@ -14,7 +14,9 @@ from zeromon.base.errors import PlanError
 from zeromon.memory.predict import PHASES, STEP_TEMP, During, MemoryBreakdown, Term, memory_of
 from zeromon.memory.spec import ROOT, Optimizer, Precision, ShardPlan, Sizes, ZeroStage, optim_named
 from zeromon.ring.model_metadata import ModelMetadata
-from zeromon.snapshot import Cause, Device, ExpectedRow, Pool, RankSnapshot, RoleRow, Unattributed
+from zeromon.snapshot import Pool, RankSnapshot
+from zeromon.snapshot.host import Device
+from zeromon.snapshot.memory import Cause, ExpectedRow, RoleRow, Unattributed
 
 _MAX_COUNT = 1 << 60
 _NEARLY_EACH = 0.9

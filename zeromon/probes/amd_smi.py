@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from zeromon.probes.network import pcie_peak_bandwidth
-from zeromon.snapshot import Device
+from zeromon.snapshot.host import Device
 
 _POWERS = ("current_socket_power", "average_socket_power", "socket_power")
 """Names of the power, of which a generation of devices has one."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zeromon.base.units import printable
 from zeromon.probes.process import CGROUP, PROC, cgroup_folders, read_small_file, read_word_lines
-from zeromon.snapshot import CpuUser, Pressure
+from zeromon.snapshot.host import CpuUser, Pressure
 
 _MAX_READINGS = 61
 """Readings, one a second."""

@@ -7,7 +7,7 @@ library in the training process is a risk. All results are empty where a library
 from zeromon.probes.amd_smi import AmdSmi
 from zeromon.probes.level_zero import LevelZero
 from zeromon.probes.nvml import Nvml
-from zeromon.snapshot import Device
+from zeromon.snapshot.host import Device
 
 DeviceProbe = Nvml | AmdSmi | LevelZero
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zeromon.probes.process import CGROUP, PROC, cgroup_folders, read_word_lines
-from zeromon.snapshot import Disk
+from zeromon.snapshot.host import Disk
 
 _SECTOR = 512  # the unit of /proc/diskstats, whatever the sector size of the device
 _MAX_READINGS = 11

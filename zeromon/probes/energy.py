@@ -8,7 +8,7 @@ where there is one, is beside it.
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from zeromon.snapshot import Energy
+from zeromon.snapshot.host import Energy
 
 POWERCAP = Path("/sys/class/powercap")
 _ZONES = ("package", "dram")

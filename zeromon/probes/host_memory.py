@@ -22,7 +22,7 @@ from zeromon.probes.process import (
     read_small_file,
     read_word_lines,
 )
-from zeromon.snapshot import HostMemory
+from zeromon.snapshot.host import HostMemory
 
 # cgroup v1 writes no limit as the largest multiple of a page below 2**63
 _UNLIMITED = 1 << 60

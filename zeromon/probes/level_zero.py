@@ -10,7 +10,7 @@ from ctypes import Structure, byref, c_char, c_double, c_int32, c_int64, c_uint3
 from typing import Any
 
 from zeromon.probes.network import pcie_peak_bandwidth
-from zeromon.snapshot import Device
+from zeromon.snapshot.host import Device
 
 _TEXT = c_char * 64
 _ENGINES = (0, 1)

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from zeromon.ring.codes import operation_by_name
-from zeromon.snapshot import InspectorRow
+from zeromon.snapshot.communication import InspectorRow
 
 ADDRESS = "localhost:28028"
 _CONNECT_SECONDS = 1.0

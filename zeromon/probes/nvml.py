@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from zeromon.probes.network import pcie_peak_bandwidth
-from zeromon.snapshot import Device
+from zeromon.snapshot.host import Device
 
 _THROTTLE = (
     ("SwPowerCap", "power cap"),

@@ -22,7 +22,8 @@ from zeromon.base.errors import LaunchError, SourceError
 from zeromon.base.units import printable
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
-from zeromon.snapshot import ExtensionLock, Halt, WorkerMemory
+from zeromon.snapshot.host import ExtensionLock, WorkerMemory
+from zeromon.snapshot.rank import Halt
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 

@@ -6,9 +6,10 @@ from typing import NamedTuple
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.ring.codes import ENQUEUED
 from zeromon.ring.events import Phase
-from zeromon.snapshot import LoadingRow, RankSnapshot, StepSummary, WorkerMemory
+from zeromon.snapshot import RankSnapshot, StepSummary
+from zeromon.snapshot.host import WorkerMemory
 from zeromon.snapshot.levels import DEVICE_BOUND, HOST_BOUND
-from zeromon.snapshot.step import settled_steps
+from zeromon.snapshot.step import LoadingRow, settled_steps
 
 WINDOW = 20
 """The number of last steps that means are taken over."""

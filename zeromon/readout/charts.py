@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from zeromon.readout import figures
 from zeromon.ring.events import Scalar
-from zeromon.snapshot import Pool, RankSnapshot, Risk, RunSnapshot, StepSummary
+from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot, StepSummary
+from zeromon.snapshot.memory import Risk
 from zeromon.snapshot.step import NOT_TIMED
 
 

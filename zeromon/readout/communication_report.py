@@ -19,8 +19,8 @@ from zeromon.readout.dimensions import (
 from zeromon.readout.figures import BYTES, COUNT, RATE, SECONDS
 from zeromon.readout.tables import TRAFFIC_COLUMNS, Column, aligned_table, pick_columns, text_table
 from zeromon.readout.text import busbw_unknown, exposed_unknown, in_graphs, overlap_unknown
-from zeromon.snapshot import CollectiveRow, RankSnapshot, RunSnapshot
-from zeromon.snapshot.communication import SIZE_BOUNDS
+from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot.communication import SIZE_BOUNDS, CollectiveRow
 from zeromon.snapshot.focus import most_exposed
 
 

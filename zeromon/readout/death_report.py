@@ -5,23 +5,15 @@ from itertools import pairwise
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import ladder_of_risk
-from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout import text
 from zeromon.readout.figures import BYTES, COUNT
 from zeromon.readout.remedy import ladder_lines
-from zeromon.readout.tables import Column, aligned_table, text_table
-from zeromon.snapshot import (
-    CTRL_C,
-    KILLED_FOR_MEMORY,
-    Attempt,
-    DeathRole,
-    Pool,
-    RankSnapshot,
-    RiskCause,
-    RunSnapshot,
-    StepSummary,
-)
+from zeromon.readout.tables import Column, aligned_table, role_lines, text_table
+from zeromon.snapshot import Pool, RankSnapshot, RiskCause, RunSnapshot, StepSummary
 from zeromon.snapshot.focus import has_left, roles_of
+from zeromon.snapshot.memory import KILLED_FOR_MEMORY
+from zeromon.snapshot.rank import CTRL_C
+from zeromon.snapshot.run import Attempt, DeathRole
 
 
 def deaths(run: RunSnapshot) -> str:
@@ -98,11 +90,7 @@ _MAX_DEATHS = 3
 def _held_memory_rows(rank: RankSnapshot) -> list[tuple[int, str]]:
     """(bytes, what) of a rank, where its memory ran out: the device's roles, or the host's."""
     tier = "host" if rank.memory.out_of_memory is None else "device"
-    roles = [(getattr(row, f"{tier}_bytes"), row.role.replace("_", " ")) for row in rank.memory.roles]
-    leftovers = [
-        (r.nbytes, text.UNATTRIBUTED_NAMES[r.kind]) for r in unattributed_memory(rank) if r.place == tier
-    ]
-    return roles + leftovers
+    return [(role.tiers.get(tier, 0), role.name) for role in role_lines(rank)]
 
 
 def _out_of_memory(rank: RankSnapshot) -> list[str]:

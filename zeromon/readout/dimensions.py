@@ -7,15 +7,8 @@ from zeromon.base.units import human_ratio, human_seconds
 from zeromon.ring.codes import operation_by_name
 from zeromon.ring.events import StageAction
 from zeromon.ring.strategy import MODEL_PARALLEL, Dim, dim_by_name
-from zeromon.snapshot import (
-    CollectiveRow,
-    CollectiveStatsRow,
-    Dimension,
-    PipelineRow,
-    RankSnapshot,
-    RunSnapshot,
-)
-from zeromon.snapshot.communication import bus_factor
+from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
+from zeromon.snapshot.communication import CollectiveRow, Dimension, PipelineRow, bus_factor
 from zeromon.snapshot.levels import UNTIMED
 
 

@@ -18,9 +18,11 @@ from zeromon.base.units import (
 )
 from zeromon.readout.breakdown import WINDOW
 from zeromon.ring.events import Scalar
-from zeromon.snapshot import Fleet, FleetNode, RankSnapshot, RunSnapshot, ScalarRow
+from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import oom_ratio
 from zeromon.snapshot.levels import EXPOSED as EXPOSED_LEVEL, OOM, Level
+from zeromon.snapshot.run import Fleet, FleetNode
+from zeromon.snapshot.step import ScalarRow
 
 GIB = 1 << 30
 LAST_STEPS = f"last {WINDOW} steps"

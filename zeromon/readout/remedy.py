@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from zeromon.base.units import human_bytes, human_count, human_seconds
 from zeromon.ring.trial_words import Change
-from zeromon.snapshot import ConfigFormat, Finding, Remedy, Rung, RunSnapshot, Trial, TrialState
+from zeromon.snapshot import Finding, RunSnapshot
+from zeromon.snapshot.finding import ConfigFormat, Remedy, Rung, Trial, TrialState
 
 _MIN_SHOWN_SECONDS = 5e-7
 """A shorter time is shown as ``0 us``."""

@@ -13,7 +13,6 @@ from zeromon.base.units import (
     signed,
     wrap_paragraph,
 )
-from zeromon.memory.reconcile import role_bytes, unattributed_memory
 from zeromon.readout import figures, ledger
 from zeromon.readout.breakdown import (
     PART_NAMES,
@@ -37,9 +36,16 @@ from zeromon.readout.communication_report import (
 )
 from zeromon.readout.death_report import attempt_block, deaths
 from zeromon.readout.remedy import remedy_text
-from zeromon.readout.tables import RANK_COLUMNS, Column, aligned_table, pick_columns, text_table
+from zeromon.readout.tables import (
+    RANK_COLUMNS,
+    Column,
+    RoleLine,
+    aligned_table,
+    pick_columns,
+    role_lines,
+    text_table,
+)
 from zeromon.readout.text import (
-    UNATTRIBUTED_NAMES,
     commit_text,
     exposed_unknown,
     finding_text,
@@ -50,18 +56,12 @@ from zeromon.readout.text import (
 )
 from zeromon.readout.throughput import how_far, progress_text, throughput_text
 from zeromon.readout.verdict import judge_run
-from zeromon.snapshot import (
-    Disk,
-    ExpectedRow,
-    Finding,
-    RankSnapshot,
-    RunSnapshot,
-    Setting,
-    Severity,
-    StepRange,
-)
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.focus import first_counted
+from zeromon.snapshot.host import Disk
+from zeromon.snapshot.rank import Setting
 from zeromon.snapshot.run import About
+from zeromon.snapshot.step import StepRange
 
 
 def memory_block(ranks: Sequence[RankSnapshot]) -> str:
@@ -110,19 +110,16 @@ def by_role(run: RunSnapshot) -> str:
     rank = first_counted(run.ranks)
     if rank is None:
         return ""
-    expected = {row.role: row for row in rank.memory.expected}
-    rows: list[tuple[str, ...]] = [
-        (name.replace("_", " "), *_place_cells(rank, name), *_expected_cells(expected.get(name)))
-        for name in dict.fromkeys([*expected, *(r.role for r in rank.memory.roles)])
-    ]
-    rows = [row for row in rows if any(cell not in ("-", "0 B") for cell in row[1:])]
-    for leftover in unattributed_memory(rank):
-        cells = ["-", "-", "-"]
-        cells[("device", "host").index(leftover.place)] = human_bytes(leftover.nbytes)
-        rows.append((UNATTRIBUTED_NAMES[leftover.kind], *cells, "-", "-", "-"))
-    header = ("role", "device", "host", "disk", "plain ZeRO", "predicted", "unexplained")
+    rows = text_table(
+        role_lines(rank),
+        Column("role", lambda role: role.name),
+        *map(_tier_bytes_column, ("device", "host", "disk")),
+        Column("plain ZeRO", lambda role: role.plain or None, figures.BYTES, unknown="-"),
+        Column("predicted", lambda r: "-" if r.plain is None else human_bytes(r.predicted)),
+        Column("unexplained", lambda role: "-" if role.plain is None else _unexplained_text(role)),
+    )
     sampled = "at the optimizer step; gathered parameters at their peak"
-    blocks = [f"Memory of rank {rank.rank} by role ({sampled})\n{aligned_table(header, rows)}"]
+    blocks = [f"Memory of rank {rank.rank} by role ({sampled})\n{rows}"]
     if causes := causes_beyond_formula(rank):
         cause_lines = [
             f"  +{human_bytes(nbytes):>9}  {subject}" for nbytes, subject in causes[:_MAX_CAUSES]
@@ -140,24 +137,18 @@ def causes_beyond_formula(rank: RankSnapshot) -> list[tuple[int, str]]:
     return [(n, f"{role.replace('_', ' ')}: {text}") for n, role, text in sorted(causes, reverse=True)]
 
 
-def _place_cells(rank: RankSnapshot, role: str) -> tuple[str, str, str]:
-    sizes = role_bytes(rank, role) or (0, 0, 0)
-    device, host, disk = (human_bytes(n) if n else "-" for n in sizes)
-    return device, host, disk
+def _tier_bytes_column(tier: str) -> Column[RoleLine]:
+    return Column(tier, lambda role: role.tiers.get(tier) or None, figures.BYTES, unknown="-")
 
 
-def _expected_cells(row: ExpectedRow | None) -> tuple[str, str, str]:
-    if row is None:
-        return "-", "-", "-"
-    unexplained = row.unexplained_bytes
-    return (
-        human_bytes(row.plain_bytes) if row.plain_bytes else "-",
-        human_bytes(row.predicted_bytes),
-        "n/a" if unexplained is None else signed(human_bytes, unexplained) if unexplained else "0",
-    )
+def _unexplained_text(role: RoleLine) -> str:
+    if role.measured is None or role.predicted is None:
+        return "n/a"
+    excess = role.measured - role.predicted
+    return signed(human_bytes, excess) if excess else "0"
 
 
-def offload(run: RunSnapshot) -> str:
+def offload_block(run: RunSnapshot) -> str:
     """Offloaded state on the move, beside what its way could do; "" without any."""
     rank = next((r for r in run.ranks if r.memory.transfers), None)
     if rank is None:
@@ -219,8 +210,8 @@ def render_run(
         blocks += [
             spread_block(run), _rank_block(run), _over_time(ranges), phase_block(run), activities(run),
             stage_block(run), by_operation(run), dim_block(run), by_unit(run, 8), by_size(run),
-            nccl_block(run), memory_block(_shown_ranks(run)), by_role(run), offload(run),
-            engine_block(run), deaths(run), settings(run, written_only=True),
+            nccl_block(run), memory_block(_shown_ranks(run)), by_role(run), offload_block(run),
+            engine_block(run), deaths(run), settings_block(run, written_only=True),
         ]  # fmt: skip
     blocks.append(_findings_of([f for f in run.findings if f.rule != "rank_died"]))  # see deaths()
     blocks.append(_earlier_findings_block(run, past))
@@ -433,7 +424,7 @@ def engine_block(run: RunSnapshot) -> str:
     return f"DeepSpeed engines of rank {rank.rank}\n{rows}"
 
 
-def settings(run: RunSnapshot, *, written_only: bool) -> str:
+def settings_block(run: RunSnapshot, *, written_only: bool) -> str:
     """The configuration: what took effect, beside what was written where the two differ.
 
     A setting that all engines have in common is shown once.

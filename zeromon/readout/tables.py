@@ -5,12 +5,12 @@ people, and what a terminal needs to place it.
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from zeromon.base.units import human_seconds, printable
-from zeromon.memory.reconcile import unattributed_memory
+from zeromon.memory.reconcile import role_bytes, unattributed_memory
 from zeromon.readout.breakdown import RECORDED
 from zeromon.readout.figures import (
     BYTES,
@@ -34,16 +34,10 @@ from zeromon.readout.figures import (
 )
 from zeromon.readout.remedy import effect_text
 from zeromon.readout.text import UNATTRIBUTED_NAMES, state_text
-from zeromon.snapshot import (
-    CollectiveStatsRow,
-    Finding,
-    FleetNode,
-    InFlight,
-    RankSnapshot,
-    Severity,
-    StepSummary,
-)
+from zeromon.snapshot import CollectiveStatsRow, Finding, RankSnapshot, Severity, StepSummary
+from zeromon.snapshot.communication import InFlight
 from zeromon.snapshot.levels import IN_FLIGHT_SECONDS, Level
+from zeromon.snapshot.run import FleetNode
 
 Row = TypeVar("Row")
 
@@ -276,32 +270,37 @@ class RoleLine:
 
     name: str
     measured: int | None
-    predicted: int | None
-    plain: int | None
-    where: str
+    tiers: Mapping[str, int]
+    """Bytes on device, host and disk, gathered parameters at their peak."""
+    predicted: int | None = None
+    plain: int | None = None
+
+    @property
+    def where(self) -> str:
+        """The tiers that hold some of it."""
+        return ", ".join(tier for tier, nbytes in self.tiers.items() if nbytes)
 
 
 def role_lines(rank: RankSnapshot) -> list[RoleLine]:
     """The memory of a rank by role, then what no role accounts for; lines of 0 bytes are left out."""
     expected = {row.role: row for row in rank.memory.expected}
-    counted = {row.role: row for row in rank.memory.roles}
-    rows = []
-    for name in dict.fromkeys([*expected, *counted]):
-        row, census = expected.get(name), counted.get(name)
-        nbytes_by_tier = {} if census is None else {
-            "device": census.device_bytes, "host": census.host_bytes, "disk": census.disk_bytes,
-        }  # fmt: skip
-        measured = row.measured_bytes if row is not None else sum(nbytes_by_tier.values())
-        tiers = ", ".join(tier for tier, nbytes in nbytes_by_tier.items() if nbytes)
-        predicted, plain_bytes = (row.predicted_bytes, row.plain_bytes) if row else (None, None)
-        if measured or predicted or plain_bytes:
-            rows.append(RoleLine(name.replace("_", " "), measured, predicted, plain_bytes, tiers))
-    rows += [
-        RoleLine(UNATTRIBUTED_NAMES[remainder.kind], remainder.nbytes, None, None, remainder.place)
+    role_rows = []
+    for name in dict.fromkeys([*expected, *(row.role for row in rank.memory.roles)]):
+        tiers = dict(zip(("device", "host", "disk"), role_bytes(rank, name) or (), strict=False))
+        row, title = expected.get(name), name.replace("_", " ")
+        if row is None:
+            role_rows.append(RoleLine(title, sum(tiers.values()), tiers))
+        else:
+            role_rows.append(
+                RoleLine(title, row.measured_bytes, tiers, row.predicted_bytes, row.plain_bytes)
+            )
+    role_rows += [
+        RoleLine(
+            UNATTRIBUTED_NAMES[remainder.kind], remainder.nbytes, {remainder.place: remainder.nbytes}
+        )
         for remainder in unattributed_memory(rank)
-        if remainder.nbytes
     ]
-    return rows
+    return [role for role in role_rows if role.measured or role.predicted or role.plain]
 
 
 ROLE_COLUMNS: Columns[RoleLine] = (

@@ -15,29 +15,14 @@ from zeromon.readout.breakdown import PART_NAMES
 from zeromon.ring.codes import operation_by_name
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon.ring.strategy import Dim, dim_by_name
-from zeromon.snapshot import (
-    NOT_SEEN,
-    Attempt,
-    Capture,
-    CaptureState,
-    CodeLine,
-    Death,
-    DeathRole,
-    ExtensionLock,
-    Finding,
-    Halt,
-    InFlight,
-    NodeView,
-    RankProcess,
-    RankSnapshot,
-    RunSnapshot,
-    Severity,
-    Straggler,
-)
-from zeromon.snapshot.communication import bus_factor
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.communication import InFlight, Straggler, bus_factor
 from zeromon.snapshot.focus import first_failed, has_left, is_ending, roles_of
+from zeromon.snapshot.host import CodeLine, ExtensionLock
 from zeromon.snapshot.levels import UNTIMED
-from zeromon.snapshot.step import Lanes, LaneSpan, LateArrival, Stream
+from zeromon.snapshot.rank import NOT_SEEN, Halt
+from zeromon.snapshot.run import Attempt, Death, DeathRole, NodeView, RankProcess
+from zeromon.snapshot.step import Capture, CaptureState, Lanes, LaneSpan, LateArrival, Stream
 
 _MAX_LISTED_PROCESSES = 2
 

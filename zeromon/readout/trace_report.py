@@ -16,7 +16,7 @@ from zeromon.base.units import (
 )
 from zeromon.readout.figures import BYTES, COUNT, INDEX, RATIO, SECONDS
 from zeromon.readout.tables import Column, aligned_table, text_table
-from zeromon.snapshot import Capture, CaptureState, TraceCheck
+from zeromon.snapshot.step import Capture, CaptureState, TraceCheck
 from zeromon.traces import allocations
 from zeromon.traces.analysis import RankTrace, overall_rates
 from zeromon.traces.critical import CriticalPath

@@ -8,19 +8,8 @@ from zeromon.fold.summarize import waits_for_batch
 from zeromon.readout import text
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
 from zeromon.ring.codes import TextEnum
-from zeromon.snapshot import (
-    Finding,
-    Halt,
-    Hang,
-    HangKind,
-    MemberCall,
-    Pool,
-    RankSnapshot,
-    Ras,
-    Risk,
-    RiskCause,
-    RunSnapshot,
-)
+from zeromon.snapshot import Finding, Hang, Pool, RankSnapshot, RiskCause, RunSnapshot
+from zeromon.snapshot.communication import HangKind, MemberCall, Ras
 from zeromon.snapshot.focus import (
     DEVICE_OOM,
     HOST_OOM,
@@ -31,6 +20,8 @@ from zeromon.snapshot.focus import (
     nearest_oom,
 )
 from zeromon.snapshot.levels import Severity
+from zeromon.snapshot.memory import Risk
+from zeromon.snapshot.rank import Halt
 
 # ---- hangs in words ------------------------------------------------------------------------------
 

@@ -64,6 +64,11 @@ class Strategy:
         return self.framework in (Framework.FSDP1, Framework.FSDP2)
 
     @property
+    def is_sharding_fsdp(self) -> bool:
+        """True if FSDP gathers parameters: FSDP1 with ``NO_SHARD`` does not."""
+        return self.is_fsdp and self.stage >= 2
+
+    @property
     def is_deepspeed(self) -> bool:
         """Any DeepSpeed stage."""
         return self.framework is Framework.DEEPSPEED

@@ -13,21 +13,17 @@ of the same length, so seconds decide only between equal shares.
 
 from collections.abc import Sequence
 
-from zeromon.snapshot import (
-    CTRL_C,
-    KILLED_FOR_MEMORY,
-    DeathRole,
-    Hang,
-    HangKind,
-    Pool,
-    RankSnapshot,
-    Risk,
-    RunSnapshot,
-)
+from zeromon.snapshot import Hang, Pool, RankSnapshot, RunSnapshot
+from zeromon.snapshot.communication import HangKind
 from zeromon.snapshot.levels import OOM
+from zeromon.snapshot.memory import KILLED_FOR_MEMORY, Risk
+from zeromon.snapshot.rank import CTRL_C
+from zeromon.snapshot.run import DeathRole
 
 SETTLED_STEPS = 10
 """A rank with fewer steps is compared only where no rank has more: first steps are exceptional."""
+MIN_STEPS = 20
+"""A rank with fewer steps is not judged by its medians."""
 
 
 def most_exposed(ranks: Sequence[RankSnapshot]) -> RankSnapshot | None:
@@ -38,6 +34,13 @@ def most_exposed(ranks: Sequence[RankSnapshot]) -> RankSnapshot | None:
     rank.
     """
     return min(ranks, key=_order_by_exposure, default=None)
+
+
+def worst_rank(run: RunSnapshot) -> RankSnapshot | None:
+    """The most exposed rank, once it has enough steps to judge by."""
+    rank = most_exposed(run.ranks)
+    is_ready = rank is not None and rank.steps.watched_steps >= MIN_STEPS and rank.steps.median_seconds
+    return rank if is_ready else None
 
 
 def most_exposed_of(ranks: Sequence[RankSnapshot], count: int) -> list[RankSnapshot]:

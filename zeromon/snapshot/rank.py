@@ -328,6 +328,10 @@ class RankRequests:
     """Live figures compared with the last trace."""
 
 
+_WHOLE = 0.98
+"""A share of a collective's time; two clocks may divide it a little differently."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSnapshot:
     """One rank of a run. Bytes and counts are -1, and other figures None, where they are unknown."""
@@ -396,6 +400,40 @@ class RankSnapshot:
         if any(sizes.get(split_dim) == 1 for split_dim in strategy.parts):
             return None  # a Prometheus without the sizes
         return max(1, self.world_size) // math.prod(sizes.values())
+
+    @property
+    def device_type(self) -> str:
+        """The type of the device that the rank computes on, by torch's name: ``cuda`` or ``cpu``."""
+        return self.device.partition(":")[0] or "cuda"
+
+    @property
+    def unsharded_bytes(self) -> int:
+        """Bytes of all parameters of the models while they are gathered; 0 without model metadata."""
+        return sum(m.get("numel", 0) * m.get("compute_bytes", 4) for m in self.config.models)
+
+    @property
+    def bucket_cap_mb(self) -> float | None:
+        """The ``bucket_cap_mb`` of the DDP model; None where unknown."""
+        caps = (model.get("bucket_cap_bytes") for model in self.config.models)
+        return next((cap / (1 << 20) for cap in caps if cap is not None), None)
+
+    def share_of_step(self, seconds: float) -> float:
+        """*seconds*, a mean over steps, as a share of the mean step."""
+        mean = self.steps.mean_seconds or self.steps.median_seconds
+        return min(1.0, seconds / mean) if mean else 0.0
+
+    def unit_rows(self, op: str, phase: str = "") -> list[CollectiveStatsRow]:
+        """Rows of one operation that belong to a unit or bucket; of all phases where none is given."""
+        rows = (row for row in self.communication.traffic if row.op == op and row.unit)
+        return [row for row in rows if phase in ("", row.phase)]
+
+    @property
+    def waits_in_each_bucket(self) -> bool:
+        """True if DDP sends several buckets a step on a device, and none of them is hidden."""
+        buckets = self.unit_rows("all_reduce", "backward")
+        waited = [row for row in buckets if row.exposed_seconds >= _WHOLE * row.seconds > 0]
+        is_on_device = self.sharding_strategy.is_ddp and self.device != "cpu"
+        return is_on_device and len(waited) == len(buckets) > 1
 
     def path_peak(self, path: str) -> tuple[float | None, str]:
         """The most bytes/s that an offload *path* can do, and what says so; None where nothing does.

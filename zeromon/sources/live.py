@@ -26,8 +26,8 @@ from zeromon.probes.process import read_output_tail
 from zeromon.ring import paths
 from zeromon.ring.files import read_json_object
 from zeromon.ring.tokens import READ, job_token, request_proof_headers, server_token
-from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot
-from zeromon.snapshot.step import Lanes
+from zeromon.snapshot import Finding, RunSnapshot
+from zeromon.snapshot.step import RECENT_STEPS, Lanes
 from zeromon.sources.access import host_without_port, is_loopback_host
 from zeromon.sources.base import Output, Playback, Source
 from zeromon.sources.http_client import HttpClient, HttpError, Refused

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -27,8 +27,9 @@ from zeromon.readout.verdict import judge_run, state_and_cause
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file, replacing_file
 from zeromon.ring.paths import is_run_id as is_run_id
-from zeromon.snapshot import NOT_SEEN, RunSnapshot, Severity
+from zeromon.snapshot import RunSnapshot, Severity
 from zeromon.snapshot.focus import highest_exposed_ratio
+from zeromon.snapshot.rank import NOT_SEEN
 from zeromon.snapshot.run import About
 
 _KEEP = 50
@@ -88,6 +89,21 @@ class Manifest:
     """The word of its verdict."""
     cause: str = ""
     """The last threat to the run; "" without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """One row of a list of runs."""
+
+    manifest: Manifest
+    live: bool
+    about: About = field(default_factory=About)
+
+    @property
+    def watched_verdict(self) -> str:
+        """The verdict, and whether nobody has seen the end."""
+        watched = self.live or self.manifest.ended
+        return f"{'' if watched else 'no longer monitored: '}{self.manifest.verdict}"
 
 
 def _replace_all_files(folder: Path, files: Mapping[str, bytes]) -> None:

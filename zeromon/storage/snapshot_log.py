@@ -27,8 +27,8 @@ from zeromon.base.units import printable
 from zeromon.fold.lanes import LAG_STEPS, lanes_of_rings, node_clock_shifts
 from zeromon.ring import paths, slices
 from zeromon.ring.files import replacing_file
-from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot, Severity
-from zeromon.snapshot.step import Lanes
+from zeromon.snapshot import Finding, RunSnapshot, Severity
+from zeromon.snapshot.step import RECENT_STEPS, Lanes
 from zeromon.storage.run_store import DEPTH, WHOLE_RUN, StepQuery, decode_snapshot, encode_snapshot
 from zeromon.storage.step_history.queries import last_steps_before, series_of_steps
 from zeromon.storage.step_history.rows import Row, Series, step_of

@@ -17,9 +17,10 @@ from textual.screen import Screen
 from zeromon.base.errors import ZeromonError
 from zeromon.readout.report import render_run
 from zeromon.readout.verdict import Verdict, judge_run
-from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import nearest_oom
 from zeromon.snapshot.levels import Severity
+from zeromon.snapshot.run import FleetNode
 from zeromon.sources.base import Source
 from zeromon.storage.run_store import Store
 from zeromon.tui import feed

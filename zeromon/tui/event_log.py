@@ -12,7 +12,8 @@ import msgspec
 from zeromon.base.errors import ZeromonError
 from zeromon.base.units import human_count
 from zeromon.readout.text import capture_text, finding_text, has_died, numbered_ranks, rank_prefix
-from zeromon.snapshot import CaptureState, Finding, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.step import CaptureState
 from zeromon.storage.run_store import open_run_folder
 from zeromon.tui.line import clean
 

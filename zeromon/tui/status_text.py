@@ -10,9 +10,10 @@ from zeromon.readout.figures import run_step_seconds
 from zeromon.readout.tables import TONES, tone_of
 from zeromon.readout.text import overhead_text, pause_seconds
 from zeromon.readout.verdict import exposed_severity, judge_run, risk_level, state_beside
-from zeromon.snapshot import RankSnapshot, Risk, RiskCause, RunSnapshot, Severity
+from zeromon.snapshot import RankSnapshot, RiskCause, RunSnapshot, Severity
 from zeromon.snapshot.focus import highest_exposed_ratio, nearest_oom
 from zeromon.snapshot.levels import OOM
+from zeromon.snapshot.memory import Risk
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.line import Line, clean
 

@@ -18,7 +18,8 @@ from builders import changed, rank, run, summary
 from zeromon.diagnosis.hangs import as_member, hangs_of
 from zeromon.diagnosis.rules.health import collective_in_flight, stalled
 from zeromon.fold.summarize import expected_pause_reason
-from zeromon.snapshot import GroupProgress, InFlight, RankSnapshot, RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot.communication import GroupProgress, InFlight
 from zeromon.snapshot.levels import STALL_SECONDS, STALL_STEPS, Severity
 from zeromon_agents.hooks.process_groups import Group
 from zeromon_agents.observe import stall_detector

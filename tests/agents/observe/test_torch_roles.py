@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from zeromon.memory.reconcile import expected_rows, read_model_facts
 from zeromon.ring.events import Role
-from zeromon.snapshot import RoleRow
+from zeromon.snapshot.memory import RoleRow
 from zeromon_agents.observe.census import role_counts
 from zeromon_agents.observe.model_metadata import of_fsdp1, of_fsdp2, of_optimizer, of_replicated
 from zeromon_agents.observe.torch_roles import Models, fsdp1_handles, fsdp2_groups

@@ -13,7 +13,8 @@ from support import LAUNCH, Node, train_command
 
 from zeromon.base.errors import CaptureRefused
 from zeromon.ring.events import TraceState
-from zeromon.snapshot import Capture, RunSnapshot
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.step import Capture
 from zeromon.traces.diff import OF_CALLS, Change, diff_samples, samples_of
 from zeromon.traces.kineto import read_trace
 

@@ -12,7 +12,8 @@ from support import Node, train_command
 
 from zeromon.ring.files import replace_file
 from zeromon.ring.trial_words import MIN_BLOCK_STEPS, REQUEST, WORDS, Change, Plan
-from zeromon.snapshot import RunSnapshot, TrialState
+from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.finding import TrialState
 
 BEFORE, LEAD = 80, 20
 

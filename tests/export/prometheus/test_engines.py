@@ -30,7 +30,7 @@ from zeromon.collector.http import start_http_server
 from zeromon.export.prometheus import rules
 from zeromon.export.prometheus.rules import AGGREGATES, recording_rule
 from zeromon.ring.tokens import user_token_file
-from zeromon.snapshot import HostMemory
+from zeromon.snapshot.host import HostMemory
 
 pytestmark = [
     needs_prometheus,

@@ -27,7 +27,8 @@ from zeromon.base.units import printable
 from zeromon.collector.daemon import Collector
 from zeromon.export.prometheus.metrics import Exposition, Writer
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.snapshot import Finding, RankSnapshot, Risk, RunSnapshot
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
+from zeromon.snapshot.memory import Risk
 from zeromon.storage.run_store import Store
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"

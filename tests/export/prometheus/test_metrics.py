@@ -18,7 +18,8 @@ from zeromon.diagnosis.engine import advise
 from zeromon.export.prometheus.metrics import METRICS, Writer
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health as Verdict
-from zeromon.snapshot import CTRL_C, DETACHED, Finding
+from zeromon.snapshot import Finding
+from zeromon.snapshot.rank import CTRL_C, DETACHED
 from zeromon.sources.prometheus.client import Sample
 from zeromon.sources.prometheus.decode.ranks import rank_of
 from zeromon.sources.prometheus.decode.samples import samples_by_rank

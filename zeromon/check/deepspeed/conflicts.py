@@ -5,17 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from zeromon.check.deepspeed.fields import ZERO, fills_autos, precision_of, stage_of
-from zeromon.check.problem import (
-    AUTO,
-    NAMES,
-    Config,
-    Machine,
-    Path,
-    Problem,
-    is_on,
-    load_schema,
-    without_effect,
-)
+from zeromon.check.problem import NAMES, Config, Machine, Path, Problem, load_schema, without_effect
+from zeromon.memory.config_files import AUTO, is_on
 
 _ONLY_STAGE_3: Sequence[str] = NAMES["deepspeed"]["only_stage_3"]
 """Settings that DeepSpeedEngine._configure_zero_optimizer passes to the stage 3 optimizer alone."""

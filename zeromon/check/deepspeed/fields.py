@@ -6,7 +6,6 @@ from difflib import get_close_matches
 from typing import Any
 
 from zeromon.check.problem import (
-    AUTO,
     NAMES,
     Config,
     Machine,
@@ -14,13 +13,11 @@ from zeromon.check.problem import (
     Problem,
     Schema,
     did_you_mean,
-    is_on,
     join_names,
     load_schema,
-    parse_number,
-    parse_whole,
     set_instead,
 )
+from zeromon.memory.config_files import AUTO, is_on, parse_number, parse_whole
 
 _RENAMED = {("aio", "thread_count"): "intra_op_parallelism", ("bfloat16",): "bf16"}
 

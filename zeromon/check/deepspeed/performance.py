@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 
 from zeromon.base.units import human_bytes
 from zeromon.check.deepspeed.fields import ZERO, fills_autos, precision_of, stage_of
-from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, is_on, parse_number, set_instead
+from zeromon.check.problem import Config, Machine, Path, Problem, set_instead
+from zeromon.memory.config_files import AUTO, is_on, parse_number
 
 _MIN_BUCKET = 1_000_000
 _LARGE_SHARE = 0.1

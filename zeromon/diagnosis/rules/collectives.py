@@ -5,21 +5,14 @@ from typing import NamedTuple
 
 from zeromon.base.units import human_bytes, human_count, human_ratio
 from zeromon.diagnosis.rule import Match, Waits, rule
-from zeromon.diagnosis.rules.common import (
-    AVERAGED,
-    MIB,
-    Gain,
-    bucket_cap_mb,
-    exposed_seconds,
-    raised_settings,
-    share_of_step,
-    worst_rank,
-)
+from zeromon.diagnosis.rules.common import AVERAGED, MIB, Gain, exposed_seconds, raised_settings
 from zeromon.fold.collective_stats import TINY_BYTES, tiny_call_shares
 from zeromon.readout.text import busiest_line
 from zeromon.ring.model_metadata import PERSISTENT, ModelMetadata
 from zeromon.ring.strategy import Framework, Strategy
-from zeromon.snapshot import CollectiveStatsRow, ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot
+from zeromon.snapshot import CollectiveStatsRow, Pool, RankSnapshot, RunSnapshot
+from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.focus import worst_rank
 from zeromon.snapshot.levels import EXPOSED, Level
 
 _MANY_TINY = 16
@@ -79,7 +72,7 @@ def _script_all_reduces(run: RunSnapshot, rank: RankSnapshot) -> Match | None:
     """Many small all-reduces that the script issues itself: they belong to no unit or bucket."""
     rows = [row for row in rank.communication.traffic if row.op == "all_reduce" and not row.unit]
     calls, waits, nbytes = (_call_count(rows), exposed_seconds(rows), sum(row.nbytes for row in rows))
-    share = share_of_step(rank, waits)
+    share = rank.share_of_step(waits)
     if calls < _MANY_TINY or share < _NOTICEABLE.warning or nbytes > calls * MIB:
         return None
     # All ranks run one script, and the agent of this one may have seen too few lines
@@ -156,7 +149,7 @@ def _coarser_pieces(rank: RankSnapshot) -> _Coarser | None:
     """Returns the change that makes pieces larger; None where they have their usual size already."""
     strategy = rank.sharding_strategy
     if strategy.framework in (Framework.DDP, Framework.ZERO_REDUNDANCY):
-        cap = bucket_cap_mb(rank)
+        cap = rank.bucket_cap_mb
         if cap is None or cap >= _TORCH_BUCKET_MB:
             return None
         call = "DistributedDataParallel(model, bucket_cap_mb={:g})"

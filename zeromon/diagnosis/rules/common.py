@@ -8,13 +8,12 @@ from zeromon.diagnosis.rule import as_number, setting_of
 from zeromon.memory.plan import shorter_step_by
 from zeromon.ring.events import Phase
 from zeromon.ring.strategy import MODEL_PARALLEL, Dim, Framework, Strategy, dim_by_name
-from zeromon.snapshot import CollectiveStatsRow, ConfigFormat, Pool, RankSnapshot, RunSnapshot
-from zeromon.snapshot.focus import is_running_out, most_exposed, pool_of
+from zeromon.snapshot import CollectiveStatsRow, Pool, RankSnapshot, RunSnapshot
+from zeromon.snapshot.finding import ConfigFormat
+from zeromon.snapshot.focus import is_running_out, pool_of
 from zeromon.snapshot.levels import AVOIDABLE
 from zeromon.snapshot.step import settled_steps
 
-MIN_STEPS = 20
-"""A rank with fewer steps is not judged by its medians."""
 MIN_SHARE = AVOIDABLE.warning
 AVERAGED = 0.9
 """The share of the parameters' bytes that a step all-reduces over all ranks, where they are replicas."""
@@ -61,48 +60,9 @@ def predicted_gain(run: RunSnapshot, shares: Gain, seconds: float, **change: Any
     return shares.seconds(seconds)
 
 
-def worst_rank(run: RunSnapshot) -> RankSnapshot | None:
-    """The most exposed rank, once it has enough steps to judge by; see :mod:`zeromon.snapshot.focus`."""
-    rank = most_exposed(run.ranks)
-    is_ready = rank is not None and rank.steps.watched_steps >= MIN_STEPS and rank.steps.median_seconds
-    return rank if is_ready else None
-
-
-def device_type(rank: RankSnapshot) -> str:
-    """The type of the device that *rank* computes on, as torch names it: ``cuda``, ``xpu``, ``cpu``."""
-    return rank.device.partition(":")[0] or "cuda"
-
-
-def unit_rows(rank: RankSnapshot, op: str, phase: str = "") -> list[CollectiveStatsRow]:
-    """Rows of one operation that belong to a unit or bucket; of all phases where none is given."""
-    return [
-        row
-        for row in rank.communication.traffic
-        if row.op == op and row.unit and phase in ("", row.phase)
-    ]
-
-
 def exposed_seconds(traffic: Iterable[CollectiveStatsRow]) -> float:
     """The exposed seconds of *traffic* a step."""
     return sum(row.exposed_seconds for row in traffic)
-
-
-_WHOLE = 0.98
-"""A share of a collective's time; two clocks may divide it a little differently."""
-
-
-def waits_in_each_bucket(rank: RankSnapshot) -> bool:
-    """Returns whether DDP sends several buckets a step on a device, and none of them is hidden."""
-    buckets = unit_rows(rank, "all_reduce", "backward")
-    waited = [row for row in buckets if row.exposed_seconds >= _WHOLE * row.seconds > 0]
-    is_on_device = rank.sharding_strategy.is_ddp and rank.device != "cpu"
-    return is_on_device and len(waited) == len(buckets) > 1
-
-
-def share_of_step(rank: RankSnapshot, seconds: float) -> float:
-    """*seconds*, a mean over steps, as a share of the mean step."""
-    mean = rank.steps.mean_seconds or rank.steps.median_seconds
-    return min(1.0, seconds / mean) if mean else 0.0
 
 
 class PhaseTime(NamedTuple):
@@ -121,11 +81,6 @@ def phase_time(rank: RankSnapshot, phase: Phase) -> PhaseTime:
     return PhaseTime(took_ns / len(steps) / 1e9, took_ns / total) if total else PhaseTime(0.0, 0.0)
 
 
-def unsharded_bytes(rank: RankSnapshot) -> int:
-    """Bytes of all parameters of a rank's models while they are gathered; 0 without model metadata."""
-    return sum(model.get("numel", 0) * model.get("compute_bytes", 4) for model in rank.config.models)
-
-
 def room_bytes(run: RunSnapshot, rank: RankSnapshot) -> int:
     """Bytes that *rank* may still allocate: on its device, or its part of its node; -1 where unknown.
 
@@ -138,12 +93,6 @@ def room_bytes(run: RunSnapshot, rank: RankSnapshot) -> int:
     if rank.memory.host is None or rank.memory.host.headroom_bytes < 0:
         return -1
     return rank.memory.host.headroom_bytes // sum(peer.node == rank.node for peer in run.ranks)
-
-
-def bucket_cap_mb(rank: RankSnapshot) -> float | None:
-    """The ``bucket_cap_mb`` of a rank's DDP model; None where unknown."""
-    caps = [cap for model in rank.config.models if (cap := model.get("bucket_cap_bytes")) is not None]
-    return caps[0] / MIB if caps else None
 
 
 def raised_settings(rank: RankSnapshot, advice: Iterable[tuple[str, str, str]]) -> tuple[str, str]:
@@ -200,18 +149,13 @@ def far_gathers(rank: RankSnapshot) -> FarGathers | None:
     ]
     nodes = max((row.nodes for row in gathers), default=0)
     seconds = exposed_seconds(gathers)
-    share = share_of_step(rank, seconds)
+    share = rank.share_of_step(seconds)
     if nodes < 2 or share < 2 * MIN_SHARE:
         return None
     return FarGathers(nodes, max(1, rank.world_size // nodes), seconds, share)
 
 
-# ---- what a sharding strategy gathers, and which stage shards more than it ----------------------
-
-
-def is_sharding_fsdp(strategy: Strategy) -> bool:
-    """Returns True if FSDP gathers parameters: FSDP1 with ``NO_SHARD`` does not."""
-    return strategy.is_fsdp and strategy.stage >= 2
+# ---- which stage shards more than that of a strategy --------------------------------------------
 
 
 class NextStage(NamedTuple):

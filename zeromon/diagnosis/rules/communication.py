@@ -6,16 +6,7 @@ from collections.abc import Iterable
 
 from zeromon.base.units import human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, rule
-from zeromon.diagnosis.rules.common import (
-    ACROSS_NODES,
-    MIN_SHARE,
-    Gain,
-    device_type,
-    exposed_seconds,
-    share_of_step,
-    waits_in_each_bucket,
-    worst_rank,
-)
+from zeromon.diagnosis.rules.common import ACROSS_NODES, MIN_SHARE, Gain, exposed_seconds
 from zeromon.readout.breakdown import own_seconds
 from zeromon.readout.dimensions import (
     bubble_text,
@@ -26,16 +17,10 @@ from zeromon.readout.dimensions import (
 )
 from zeromon.readout.text import straggler_sentence, unit_name
 from zeromon.ring.strategy import Dim, dim_by_name
-from zeromon.snapshot import (
-    ConfigFormat,
-    PipelineBubble,
-    PipelineRow,
-    RankSnapshot,
-    Remedy,
-    RunSnapshot,
-    Severity,
-)
-from zeromon.snapshot.focus import SETTLED_STEPS, most_exposed
+from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.communication import PipelineBubble, PipelineRow
+from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.focus import SETTLED_STEPS, most_exposed, worst_rank
 from zeromon.snapshot.levels import AVOIDABLE, EXPOSED, LATE, POOR_OVERLAP
 
 
@@ -87,7 +72,7 @@ def tensor_parallel_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     if rank is None or dimension is None:
         return
     waits = exposed_seconds(of_dimension(rank, dimension.name))
-    share = share_of_step(rank, waits)
+    share = rank.share_of_step(waits)
     if share < MIN_SHARE:
         return
     evidence = (
@@ -97,7 +82,7 @@ def tensor_parallel_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     remedy = Remedy(
         cause="every layer communicates in this dimension, and each call crosses the network",
         dialect=ConfigFormat.PYTHON,
-        diff=f'+ init_device_mesh("{device_type(rank)}", (..., tp), '
+        diff=f'+ init_device_mesh("{rank.device_type}", (..., tp), '
         f'mesh_dim_names=(..., "{dimension.name}"))'
         "  # the last dimension, and not more than the ranks of a node",
         **ACROSS_NODES.seconds(waits),
@@ -147,7 +132,7 @@ def poor_overlap(run: RunSnapshot) -> Iterable[Match]:
         if overlap < POOR_OVERLAP and share >= AVOIDABLE.critical:
             hidden = f"{human_ratio(overlap)} of the" if overlap >= 0.0005 else "no"
             evidence = f"{hidden} communication overlaps with compute"
-            if waits_in_each_bucket(rank):
+            if rank.waits_in_each_bucket:
                 evidence += ": the compute stream waits in each of DDP's all-reduces"
             yield Match(evidence, rank.rank, _other_backend(rank))
 
@@ -165,7 +150,7 @@ def _other_backend(rank: RankSnapshot) -> Remedy | None:
     if (
         is_known is None
         or re.fullmatch(r"(.*cuda:)?nccl2?", backend) is None
-        or not waits_in_each_bucket(rank)
+        or not rank.waits_in_each_bucket
     ):
         return None
     hideable = min(

@@ -6,23 +6,12 @@ from collections.abc import Iterable
 
 from zeromon.base.units import human_bytes, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, rule
-from zeromon.diagnosis.rules.common import (
-    MIB,
-    MIN_SHARE,
-    WINDOW,
-    Gain,
-    bucket_cap_mb,
-    exposed_seconds,
-    predicted_gain,
-    share_of_step,
-    unit_rows,
-    unsharded_bytes,
-    waits_in_each_bucket,
-    worst_rank,
-)
+from zeromon.diagnosis.rules.common import MIB, MIN_SHARE, WINDOW, Gain, exposed_seconds, predicted_gain
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.strategy import Framework
-from zeromon.snapshot import ConfigFormat, Pool, Remedy, RunSnapshot
+from zeromon.snapshot import Pool, RunSnapshot
+from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.focus import worst_rank
 from zeromon.snapshot.levels import AVOIDABLE
 
 _SAVED_REDUCES = Gain(0.6, 1.3)
@@ -55,16 +44,16 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
         return
     is_whole = strategy.stage == 0  # gradients are whole anyway, also under FSDP1's NO_SHARD
     micro = round(statistics.median(step.micro_steps for step in rank.steps.recent[-WINDOW:]))
-    grads = unit_rows(rank, "all_reduce" if is_whole else "reduce_scatter", "backward")
+    grads = rank.unit_rows("all_reduce" if is_whole else "reduce_scatter", "backward")
     if micro < 2 or not grads:
         return
     # Under no_sync a bucket is reduced once per step, and nothing is left to save
     calls = statistics.median(row.calls for row in grads)
     saved = exposed_seconds(grads) * (micro - 1) / micro
-    share = share_of_step(rank, saved)
+    share = rank.share_of_step(saved)
     if calls < 0.9 * micro or share < MIN_SHARE:
         return
-    size = human_bytes(unsharded_bytes(rank))
+    size = human_bytes(rank.unsharded_bytes)
     form, diff = _NO_SYNC[strategy.framework]
     evidence = (
         f"each of {micro} micro-steps reduces its gradients: {human_seconds(exposed_seconds(grads))} a "
@@ -94,17 +83,17 @@ _HIDDEN_REDUCES = Gain(0.3, 1.0)
 def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
     """Gradients go in so few buckets that hardly any of them is sent during backward."""
     rank = worst_rank(run)
-    if rank is None or not rank.sharding_strategy.is_ddp or waits_in_each_bucket(rank):
+    if rank is None or not rank.sharding_strategy.is_ddp or rank.waits_in_each_bucket:
         return  # smaller buckets would be waited for as well (ZM314)
-    buckets = unit_rows(rank, "all_reduce", "backward")
+    buckets = rank.unit_rows("all_reduce", "backward")
     waits, lasts = exposed_seconds(buckets), sum(row.seconds for row in buckets)
     total = sum(row.nbytes / max(row.calls, 1.0) for row in buckets)
     count = min(_BUCKETS_WANTED, int(total // _MIN_BUCKET_BYTES))
-    share = share_of_step(rank, waits)
+    share = rank.share_of_step(waits)
     if share < MIN_SHARE or not 0 < len(buckets) <= 2 or count < 3 or waits < 0.5 * lasts:
         return
     cap = total / count / MIB
-    if (bucket_cap_mb(rank) or math.inf) <= _NEARLY * cap:
+    if (rank.bucket_cap_mb or math.inf) <= _NEARLY * cap:
         return  # it is set already: the parameters are too large for more buckets
     hideable = min(waits * (1 - 1 / count), own_seconds(rank.steps.recent).get("backward", 0.0))
     gained = predicted_gain(run, _HIDDEN_REDUCES, hideable, bucket_cap_bytes=round(cap * MIB))

@@ -10,26 +10,15 @@ from zeromon.diagnosis.rules.common import (
     ACROSS_NODES,
     MIN_SHARE,
     Gain,
-    device_type,
     exposed_seconds,
     far_gathers,
     room_bytes,
-    share_of_step,
-    unsharded_bytes,
-    worst_rank,
 )
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.strategy import Strategy
-from zeromon.snapshot import (
-    CollectiveStatsRow,
-    ConfigFormat,
-    Pool,
-    RankSnapshot,
-    Remedy,
-    RunSnapshot,
-    Severity,
-)
-from zeromon.snapshot.focus import SETTLED_STEPS
+from zeromon.snapshot import CollectiveStatsRow, Pool, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.focus import SETTLED_STEPS, worst_rank
 from zeromon.snapshot.levels import AVOIDABLE, Level
 
 _ROOM = 2
@@ -153,7 +142,7 @@ def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
     if rank is None or not _is_stage_3(rank.sharding_strategy):
         return
     rows = [row for row in rank.communication.traffic if row.op == "all_gather"]
-    share, nbytes = share_of_step(rank, exposed_seconds(rows)), unsharded_bytes(rank)
+    share, nbytes = rank.share_of_step(exposed_seconds(rows)), rank.unsharded_bytes
     ranks = max(1, rank.world_size)
     extra = nbytes * (ranks - 1) // ranks * 2  # parameters, and gradients until they are reduced
     if share < MIN_SHARE or not nbytes or room_bytes(run, rank) < _ROOM * extra:
@@ -170,7 +159,7 @@ def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
             cause="stage 3 gathers parameters for forward and for backward, stage 2 once after the step",
             dialect=ConfigFormat.DEEPSPEED,
             # On NCCL the all-reduce of whole buckets would send what the second gather no longer sends
-            diff='- "stage": 3\n+ "stage": 2' + f"\n+ {_TO_EACH_RANK}" * (device_type(rank) == "cuda"),
+            diff='- "stage": 3\n+ "stage": 2' + f"\n+ {_TO_EACH_RANK}" * (rank.device_type == "cuda"),
             **_LOWER_STAGE.seconds(saved),
             price=f"{human_bytes(extra)} more on each rank",
             takes=Pool.DEVICE,
@@ -194,14 +183,14 @@ def zero_plus_plus(run: RunSnapshot) -> Iterable[Match]:
     gathers = far_gathers(rank)
     if gathers is None or rank.sharding_strategy.hybrid:
         return  # hpZ is on already
-    extra_bytes = unsharded_bytes(rank) // gathers.local_ranks
+    extra_bytes = rank.unsharded_bytes // gathers.local_ranks
     if room_bytes(run, rank) < _ROOM * extra_bytes or not extra_bytes:
         return
     remedy = Remedy(
         cause=gathers.cause,
         dialect=ConfigFormat.DEEPSPEED,
         diff=f'+ "zero_hpz_partition_size": {gathers.local_ranks}'
-        + _QUANTIZED * (device_type(rank) == "cuda"),
+        + _QUANTIZED * (rank.device_type == "cuda"),
         **ACROSS_NODES.seconds(gathers.seconds),
         price=f"{human_bytes(extra_bytes)} more on each rank",
         takes=Pool.DEVICE,
@@ -252,9 +241,9 @@ def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
 def _waits_for_whole_buckets(rank: RankSnapshot) -> bool:
     """Returns True where stage 1 or 2 waits on a GPU for buckets that all ranks get."""
     models = rank.config.models
-    if rank.sharding_strategy.stage > 2 or device_type(rank) != "cuda" or not models:
+    if rank.sharding_strategy.stage > 2 or rank.device_type != "cuda" or not models:
         return False
-    waits = share_of_step(rank, exposed_seconds(_reduced_buckets(rank)))
+    waits = rank.share_of_step(exposed_seconds(_reduced_buckets(rank)))
     return all(model.get("reduces_whole_buckets", False) for model in models) and waits >= MIN_SHARE
 
 
@@ -274,7 +263,7 @@ def overlap_comm_off(run: RunSnapshot) -> Iterable[Match]:
     if rank is None or rank.device == "cpu" or setting_of(rank, "overlap_comm") != "false":
         return  # on a CPU there is no other stream
     buckets = _reduced_buckets(rank)
-    share = share_of_step(rank, exposed_seconds(buckets))
+    share = rank.share_of_step(exposed_seconds(buckets))
     if share < MIN_SHARE:
         return
     hideable = min(exposed_seconds(buckets), own_seconds(rank.steps.recent).get("backward", 0.0))

@@ -7,24 +7,19 @@ from zeromon.diagnosis.rule import Match, Waits, rule
 from zeromon.diagnosis.rules.common import (
     ACROSS_NODES,
     MIN_SHARE,
-    MIN_STEPS,
     Gain,
-    device_type,
     exposed_seconds,
     far_gathers,
-    is_sharding_fsdp,
     predicted_gain,
     room_bytes,
-    share_of_step,
-    unit_rows,
-    unsharded_bytes,
-    worst_rank,
 )
 from zeromon.memory.spec import ZeroStage
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Framework, Strategy
-from zeromon.snapshot import ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot, Severity
+from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.focus import MIN_STEPS, worst_rank
 from zeromon.snapshot.levels import AVOIDABLE
 
 _ON_NEED = 0.8
@@ -37,14 +32,14 @@ _PREFETCHED = Gain(0.4, 1.0)
 def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
     """Units gather their parameters only when they need them, and wait for them."""
     rank = worst_rank(run)
-    if rank is None or not is_sharding_fsdp(rank.sharding_strategy):
+    if rank is None or not rank.sharding_strategy.is_sharding_fsdp:
         return
     form, diff = _prefetch_diff(rank)
     if not diff:
         return  # it is on already
     hideable, late = 0.0, 0.0
     for phase in ("forward", "backward"):
-        gathers = unit_rows(rank, "all_gather", phase)
+        gathers = rank.unit_rows("all_gather", phase)
         on_need = [row for row in gathers if row.exposed_seconds >= _ON_NEED * row.seconds > 0]
         # A single unit has no other one to gather ahead of
         if len(on_need) < 2:
@@ -53,10 +48,10 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
         # the first unit of a phase has nothing before it to hide behind
         coverable = exposed_seconds(on_need) * (1 - 1 / len(on_need))
         hideable += min(coverable, own_seconds(rank.steps.recent).get(phase, 0.0))
-    share = share_of_step(rank, late)
+    share = rank.share_of_step(late)
     if share < MIN_SHARE or hideable <= 0:
         return
-    largest = max((row.nbytes for row in unit_rows(rank, "all_gather")), default=0)
+    largest = max((row.nbytes for row in rank.unit_rows("all_gather")), default=0)
     evidence = (
         f"units all-gather parameters only on demand: {human_seconds(late)} per step "
         f"({human_ratio(share)}) of exposed all-gathers"
@@ -104,8 +99,8 @@ def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
     strategy = rank.sharding_strategy
     if not strategy.is_fsdp or strategy.stage < 3:
         return
-    repeats = unit_rows(rank, "all_gather", "backward")
-    share, model_bytes = share_of_step(rank, exposed_seconds(repeats)), unsharded_bytes(rank)
+    repeats = rank.unit_rows("all_gather", "backward")
+    share, model_bytes = rank.share_of_step(exposed_seconds(repeats)), rank.unsharded_bytes
     if share < MIN_SHARE or not model_bytes or room_bytes(run, rank) < _ROOM * model_bytes:
         return
     form, diff = _keep_gathered(strategy)
@@ -201,7 +196,7 @@ _SHARDED = ("sharded_param", "sharded_grad", "optimizer_state", "master_param")
 def full_shard_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     """Parameters are gathered over the network, where a copy on each node would do."""
     rank = worst_rank(run)
-    if rank is None or not is_sharding_fsdp(rank.sharding_strategy):
+    if rank is None or not rank.sharding_strategy.is_sharding_fsdp:
         return
     gathers = far_gathers(rank)
     if gathers is None:
@@ -227,7 +222,7 @@ def _within_nodes(rank: RankSnapshot, nodes: int, local: int) -> tuple[ConfigFor
     """The change to shard within each of *nodes* nodes of *local* ranks, replicated over them."""
     strategy = rank.sharding_strategy
     mesh = (
-        f'+ mesh = init_device_mesh("{device_type(rank)}", ({nodes}, {local}),\n'
+        f'+ mesh = init_device_mesh("{rank.device_type}", ({nodes}, {local}),\n'
         '+                         mesh_dim_names=("replicate", "shard"))\n'
     )
     if strategy.framework is Framework.FSDP1:

@@ -12,18 +12,12 @@ from zeromon.readout import text
 from zeromon.readout.ledger import Checkpoints, checkpoints_of, unsaved_text
 from zeromon.readout.verdict import hang_text, named_ranks
 from zeromon.ring.strategy import Framework
-from zeromon.snapshot import (
-    CTRL_C,
-    KILLED_FOR_MEMORY,
-    ConfigFormat,
-    DeathRole,
-    Hang,
-    RankSnapshot,
-    Remedy,
-    RunSnapshot,
-    Severity,
-)
+from zeromon.snapshot import Hang, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.focus import first_failed, has_left, roles_of
+from zeromon.snapshot.memory import KILLED_FOR_MEMORY
+from zeromon.snapshot.rank import CTRL_C
+from zeromon.snapshot.run import DeathRole
 
 _MAX_STALL_PLACES = 4
 

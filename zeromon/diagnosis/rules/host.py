@@ -6,21 +6,15 @@ from collections.abc import Iterable
 
 from zeromon.base.units import human_ratio, human_seconds
 from zeromon.diagnosis.rule import ANY, Match, Waits, as_number, rule
-from zeromon.diagnosis.rules.common import (
-    MIB,
-    MIN_SHARE,
-    MIN_STEPS,
-    Gain,
-    exposed_seconds,
-    phase_time,
-    share_of_step,
-    worst_rank,
-)
+from zeromon.diagnosis.rules.common import MIB, MIN_SHARE, Gain, exposed_seconds, phase_time
 from zeromon.diagnosis.rules.loop import find_slow_steps
 from zeromon.readout.breakdown import PART_NAMES, from_storage, launch_text, load_parts, pace, rank_parts
 from zeromon.ring.events import Phase
-from zeromon.snapshot import ConfigFormat, LoadingRow, Pool, RankSnapshot, Remedy, RunSnapshot
+from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot
+from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.focus import MIN_STEPS, worst_rank
 from zeromon.snapshot.levels import AVOIDABLE, CPU_WAIT, DEVICE_IDLE, HOST_BOUND
+from zeromon.snapshot.step import LoadingRow
 
 _MIN_WAIT_SHARE = 0.10
 _FIRST_WORKERS = 4
@@ -249,7 +243,7 @@ def slow_link(run: RunSnapshot) -> Iterable[Match]:
             if (r.nodes > 1) is is_remote and r.calls and r.nbytes / r.calls >= _LARGE_BYTES
         ]  # fmt: skip
         best_rate = max((r.best_busbw_bytes_per_second for r in large), default=0.0)
-        share = share_of_step(rank, exposed_seconds(large))
+        share = rank.share_of_step(exposed_seconds(large))
         if peak and best_rate and best_rate < _SLOW * peak and share >= MIN_SHARE:
             evidence = (
                 f"the fastest large collective reaches {human_ratio(best_rate / peak)} of what "
@@ -334,7 +328,7 @@ def device_idle(run: RunSnapshot) -> Iterable[Match]:
         if longest == "other":  # ZM609 names its line
             return
         reason = _WHY_IDLE.get(longest) or _why_few_kernels(rank)
-        share = share_of_step(rank, phases.get(longest, 0.0))
+        share = rank.share_of_step(phases.get(longest, 0.0))
         yield Match(
             f"kernels ran for {human_ratio(used)} of a sample; {PART_NAMES.get(longest, 'n/a')} takes "
             f"{human_ratio(share)} of a step: {reason}",

@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, lacks_cpus, rule
-from zeromon.diagnosis.rules.common import ASYNC_SAVE, MIN_STEPS, Gain
+from zeromon.diagnosis.rules.common import ASYNC_SAVE, Gain
 from zeromon.readout.breakdown import PART_NAMES, rank_parts, step_parts
 from zeromon.readout.text import busiest_line
 from zeromon.ring.events import Phase
-from zeromon.snapshot import ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot, StepSummary
+from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot, StepSummary
+from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.focus import MIN_STEPS
 from zeromon.snapshot.levels import AVOIDABLE, DEVICE_IDLE, LATE, OWN_CODE, Severity
 from zeromon.snapshot.step import settled_steps
 

@@ -5,24 +5,17 @@ from collections.abc import Iterable
 
 from zeromon.base.units import human_bytes, human_count
 from zeromon.diagnosis.rule import Match, rule, setting_of
-from zeromon.diagnosis.rules.common import is_sharding_fsdp, next_stage
+from zeromon.diagnosis.rules.common import next_stage
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import FORMATS, RECOMPUTED, ladder_of_risk
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.breakdown import workers_text
 from zeromon.readout.verdict import risk_text
-from zeromon.snapshot import (
-    ConfigFormat,
-    Pool,
-    RankSnapshot,
-    Remedy,
-    Risk,
-    RiskCause,
-    RunSnapshot,
-    Severity,
-    WorkerMemory,
-)
+from zeromon.snapshot import Pool, RankSnapshot, RiskCause, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.host import WorkerMemory
 from zeromon.snapshot.levels import OOM
+from zeromon.snapshot.memory import Risk
 
 
 @rule("ZM201")
@@ -341,7 +334,7 @@ def _loaded_by_all(run: RunSnapshot) -> Iterable[Match]:
     shards = [
         rank
         for rank in run.ranks
-        if (strategy := rank.sharding_strategy).stage == 3 or is_sharding_fsdp(strategy)
+        if (strategy := rank.sharding_strategy).stage == 3 or strategy.is_sharding_fsdp
     ]
     loads = [
         max(

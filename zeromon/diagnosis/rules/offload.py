@@ -17,17 +17,17 @@ from zeromon.diagnosis.rules.common import (
     phase_time,
     raised_settings,
     room_bytes,
-    share_of_step,
-    worst_rank,
 )
 from zeromon.memory.forecast import host_capacity_bytes
 from zeromon.memory.reconcile import host_model_bytes
 from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Framework, deepspeed_strategy
-from zeromon.snapshot import ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot, Severity, TransferRow
-from zeromon.snapshot.focus import SETTLED_STEPS, is_running_out
+from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.focus import SETTLED_STEPS, is_running_out, worst_rank
 from zeromon.snapshot.levels import BLOCKED, Level
+from zeromon.snapshot.memory import TransferRow
 
 _LAST_STEPS = 50
 _WARM_UP = 3
@@ -75,7 +75,7 @@ def _bound_by_link(rank: RankSnapshot) -> Iterable[Match]:
     nbytes = _most_between_host_and_device(rank)
     if rank.device == "cpu" or not rate:
         return
-    share = share_of_step(rank, nbytes / rate)
+    share = rank.share_of_step(nbytes / rate)
     if share < BLOCKED.critical:
         return
     evidence = (

@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from zeromon.base.units import human_ratio
 from zeromon.diagnosis.rule import Match, as_number, rule, setting_of
-from zeromon.diagnosis.rules.common import MIN_SHARE, MIN_STEPS, device_type
+from zeromon.diagnosis.rules.common import MIN_SHARE
 from zeromon.ring.strategy import Framework
-from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity
+from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.focus import MIN_STEPS
 
 _LAST_STEPS = 50
 _MIN_STORM_STEPS = 10
@@ -205,8 +207,7 @@ def _half_precision(rank: RankSnapshot) -> tuple[ConfigFormat, str, str]:
         return ConfigFormat.FSDP2, f"+ fully_shard(model, {policy})", smaller
     return (
         ConfigFormat.PYTHON,
-        f'+ with torch.autocast("{device_type(rank)}", dtype=torch.bfloat16):\n'
-        "      loss = model(batch)",
+        f'+ with torch.autocast("{rank.device_type}", dtype=torch.bfloat16):\n      loss = model(batch)',
         "smaller activations, and matrix products on tensor cores",
     )
 
@@ -234,7 +235,7 @@ def _diff_to_fp16(rank: RankSnapshot, *, autocast: bool) -> tuple[ConfigFormat, 
     """The configuration format, and the diff from bf16 to fp16."""
     strategy = rank.sharding_strategy
     form, scaler = ConfigFormat.PYTHON, "torch.amp.GradScaler()"
-    code = f'with torch.autocast("{device_type(rank)}", dtype=torch.{{}}):'
+    code = f'with torch.autocast("{rank.device_type}", dtype=torch.{{}}):'
     current = code.format(_BF16) if autocast else "model.to(torch.bfloat16)"
     if not autocast and strategy.is_deepspeed:
         return ConfigFormat.DEEPSPEED, '- "bf16": {"enabled": true}\n+ "fp16": {"enabled": true}'

@@ -7,19 +7,14 @@ from typing import NamedTuple
 
 from zeromon.base.units import human_count
 from zeromon.diagnosis.rule import Match, as_number, rule, setting_of
-from zeromon.diagnosis.rules.common import AVERAGED, MIN_STEPS, OF_ITERABLE
+from zeromon.diagnosis.rules.common import AVERAGED, OF_ITERABLE
 from zeromon.ring.events import Scalar
 from zeromon.ring.strategy import Dim, Framework, dim_by_name
-from zeromon.snapshot import (
-    ConfigFormat,
-    RankSnapshot,
-    Remedy,
-    RunSnapshot,
-    ScalarRow,
-    Severity,
-    StepSummary,
-)
+from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity, StepSummary
+from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.focus import MIN_STEPS
 from zeromon.snapshot.levels import NORM_SPIKE, NORM_SPIKE_RATIO
+from zeromon.snapshot.step import ScalarRow
 
 # ---- NaN and infinity -------------------------------------------------------------------------------
 

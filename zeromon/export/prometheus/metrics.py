@@ -21,20 +21,13 @@ from zeromon.readout.dimensions import dim_busbw, dim_exposed, dim_groups, dim_t
 from zeromon.readout.ledger import checkpoint_bytes
 from zeromon.readout.throughput import mfu_ratio, own_part, planned_steps
 from zeromon.readout.verdict import LEVELS, Health as RunHealth, judge_run
-from zeromon.snapshot import (
-    CollectiveStatsRow,
-    Device,
-    DeviceMemory,
-    Disk,
-    EngineRow,
-    ExpectedRow,
-    Health,
-    HostMemory,
-    RankSnapshot,
-    RunSnapshot,
-)
+from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.snapshot.focus import death_cause, roles_of
+from zeromon.snapshot.host import Device, Disk, HostMemory
+from zeromon.snapshot.memory import DeviceMemory, ExpectedRow
+from zeromon.snapshot.rank import EngineRow
+from zeromon.snapshot.run import Health
 
 Row = tuple[tuple[str, ...], float | None]
 RankRows = Callable[[RankSnapshot], Iterable[Row]]

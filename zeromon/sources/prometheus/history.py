@@ -5,7 +5,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 
-from zeromon.snapshot import RECENT_STEPS, Finding, RankSnapshot, RunSnapshot, StepSummary
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, StepSummary
+from zeromon.snapshot.step import RECENT_STEPS
 from zeromon.sources.prometheus import promql
 from zeromon.sources.prometheus.decode.ranks import history_of
 from zeromon.sources.prometheus.decode.samples import key_of, series_of_ranks, whole_series_of

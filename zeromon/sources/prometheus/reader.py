@@ -17,7 +17,8 @@ from statistics import median
 from typing import TypeVar
 
 from zeromon.base.errors import ZeromonError
-from zeromon.snapshot import Finding, Fleet, RankSnapshot, RunSnapshot
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
+from zeromon.snapshot.run import Fleet
 from zeromon.sources.live import LiveSource
 from zeromon.sources.prometheus import promql
 from zeromon.sources.prometheus.client import Sample, Server

@@ -218,7 +218,7 @@ _SELECTOR = re.compile(r"([^{}]+)\{(.*)\}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class ListedRun:
+class SeenRun:
     """A run that a Prometheus server has seen in the last hour."""
 
     run: str
@@ -255,7 +255,7 @@ class ListedRun:
         return f"{self.health}: {ranks}" if self.health else ranks
 
 
-def runs_of(server: Server) -> list[ListedRun]:
+def runs_of(server: Server) -> list[SeenRun]:
     """Returns the runs of the last hour, the live ones first; raises :class:`SourceError`."""
     rows: dict[str, dict[str, Sample]] = {}
     for sample in server.vector(promql.runs_last_hour()):
@@ -266,11 +266,11 @@ def runs_of(server: Server) -> list[ListedRun]:
     return sorted(runs, key=lambda run: (not run.up, not run.ranks, run.run))
 
 
-def _listed_run(run: str, row: Mapping[str, Sample]) -> ListedRun:
+def _listed_run(run: str, row: Mapping[str, Sample]) -> SeenRun:
     counts = {of: sample.count for of, sample in row.items()}
     values = {of: sample.value for of, sample in row.items()}
     labels = {of: printable(s.labels.get(of, "")) for of, s in row.items()}
-    return ListedRun(
+    return SeenRun(
         run, counts.get("ranks", 0), counts.get("up", 0), counts.get("known", 0),
         counts.get("steps", 0), started_wall=values.get("started", 0.0),
         strategy=labels.get("strategy", ""), health=labels.get("health", ""),
@@ -279,7 +279,7 @@ def _listed_run(run: str, row: Mapping[str, Sample]) -> ListedRun:
     )  # fmt: skip
 
 
-def find_listed_runs(server: Server, target: str | None) -> list[ListedRun]:
+def find_listed_runs(server: Server, target: str | None) -> list[SeenRun]:
     """Returns the runs that *target* may mean, at least one.
 
     *target* is a name, the beginning of a name, ``NAME{job="a"}``, or None for all runs. Raises
@@ -293,7 +293,7 @@ def find_listed_runs(server: Server, target: str | None) -> list[ListedRun]:
     candidates = [run for run in candidates if run.up] or candidates
     if candidates:
         return [replace(run, match=match) for run in candidates]
-    older = ListedRun(name, 0, 0, 0, 0, match)
+    older = SeenRun(name, 0, 0, 0, 0, match)
     if name and older.open(server).span() is not None:
         return [older]
     if not listed:
@@ -307,7 +307,7 @@ def find_listed_runs(server: Server, target: str | None) -> list[ListedRun]:
     )
 
 
-def only_listed_run(candidates: Sequence[ListedRun]) -> ListedRun:
+def only_listed_run(candidates: Sequence[SeenRun]) -> SeenRun:
     """Returns the only one of *candidates*; raises :class:`RunAmbiguous` for several."""
     if len(candidates) > 1:
         names = ", ".join(run.run for run in candidates[:16])

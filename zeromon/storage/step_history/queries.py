@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeromon.snapshot import StepRange
-from zeromon.snapshot.step import NOT_TIMED
+from zeromon.snapshot.step import NOT_TIMED, StepRange
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery
 from zeromon.storage.step_history.rows import NAMES, PEAKS, TIMES, Row, Series, read_log, seg_files
 from zeromon.storage.step_history.writer import damage_errors, rows_frame

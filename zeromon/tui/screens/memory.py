@@ -10,7 +10,8 @@ from textual.containers import Container
 from zeromon.base.units import human_bytes, human_count, human_ratio
 from zeromon.readout.report import causes_beyond_formula
 from zeromon.readout.tables import ROLE_COLUMNS, RoleLine, role_lines
-from zeromon.snapshot import RankSnapshot, UnitRow
+from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot.communication import UnitRow
 from zeromon.snapshot.focus import nearest_oom
 from zeromon.tui.columns import DisplayOptions, TableExport
 from zeromon.tui.drawing import chart_drawer, draw_gauge

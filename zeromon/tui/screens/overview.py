@@ -12,9 +12,10 @@ from zeromon.readout.breakdown import PART_NAMES, PARTS, exposed_is_known, rank_
 from zeromon.readout.figures import SPREAD_HEADS, spread_rows
 from zeromon.readout.tables import MARKS, RANK_COLUMNS, tone_of
 from zeromon.readout.text import finding_text, notes_of
-from zeromon.snapshot import Finding, Fleet, RankSnapshot, RunSnapshot
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import most_exposed_of
 from zeromon.snapshot.levels import EXPOSED
+from zeromon.snapshot.run import Fleet
 from zeromon.tui import status_text
 from zeromon.tui.columns import DisplayOptions, TableExport
 from zeromon.tui.drawing import LETTERS, chart_drawer, stacked_bar

@@ -13,7 +13,7 @@ from zeromon.readout.breakdown import loading_text
 from zeromon.readout.communication_report import by_size, by_unit, nccl_block, stage_block
 from zeromon.readout.figures import STEP, training_text
 from zeromon.readout.ledger import checkpoint_text, startup_parts_text
-from zeromon.readout.report import by_role, engine_block, offload, settings
+from zeromon.readout.report import by_role, engine_block, offload_block, settings_block
 from zeromon.readout.tables import STEP_COLUMNS, RankStep
 from zeromon.readout.text import (
     busbw_unknown,
@@ -24,7 +24,8 @@ from zeromon.readout.text import (
     overhead_text,
     overlap_unknown,
 )
-from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot.host import Device
 from zeromon.tui.columns import DisplayOptions, TableExport
 from zeromon.tui.drawing import chart_drawer
 from zeromon.tui.line import Line, clean, fit, wrap_text
@@ -159,8 +160,8 @@ def _waiting_rank_lines(run: RunSnapshot, rank: RankSnapshot, width: int) -> lis
 def _report_sections(run: RunSnapshot, width: int) -> list[Line]:
     blocks = (
         stage_block(run), by_unit(run, 20), by_size(run), nccl_block(run),
-        by_role(run), offload(run), engine_block(run),
-        settings(run, written_only=True),
+        by_role(run), offload_block(run), engine_block(run),
+        settings_block(run, written_only=True),
     )  # fmt: skip
     return [row for block in blocks if block for row in ([], *lines_of_report(block, width))]
 

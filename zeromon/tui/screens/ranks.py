@@ -12,7 +12,7 @@ from textual.timer import Timer
 from zeromon.base.units import human_count
 from zeromon.readout.figures import MAPPED, RATIO
 from zeromon.readout.tables import NODE_COLUMNS, RANK_COLUMNS
-from zeromon.snapshot import FleetNode
+from zeromon.snapshot.run import FleetNode
 from zeromon.tui.columns import TableExport, nice_ceiling
 from zeromon.tui.drawing import Mesh, draw_heat_map, draw_heat_scale, fit_mesh_cells
 from zeromon.tui.line import Line, join_at_ends

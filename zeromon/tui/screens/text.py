@@ -64,8 +64,8 @@ def lines_of_markdown(markdown: str, width: int) -> list[Line]:
 def configuration_text(model: ViewModel) -> str:
     """Engines, memory by role, offload, and the effective value of every setting."""
     run = model.run
-    blocks = [report.engine_block(run), report.by_role(run), report.offload(run)]
-    blocks.append(report.settings(run, written_only=False))
+    blocks = [report.engine_block(run), report.by_role(run), report.offload_block(run)]
+    blocks.append(report.settings_block(run, written_only=False))
     page = "\n\n".join(block for block in blocks if block)
     strategy = run.ranks[0].strategy if run.ranks else "this run"
     return page or f"{strategy} has no configuration file: there is nothing to show"

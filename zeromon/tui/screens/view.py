@@ -16,7 +16,8 @@ from textual.widgets import Input
 from zeromon.base.errors import ZeromonError
 from zeromon.readout.figures import TEXT
 from zeromon.readout.tables import Column, Columns
-from zeromon.snapshot import FleetNode, Severity
+from zeromon.snapshot import Severity
+from zeromon.snapshot.run import FleetNode
 from zeromon.sources.base import Source
 from zeromon.tui import status_text
 from zeromon.tui.columns import TableExport

@@ -15,41 +15,33 @@ from zeromon.diagnosis.rule import find_page
 from zeromon.readout.text import rank_prefix, silent_for
 from zeromon.ring.events import Phase
 from zeromon.snapshot import (
-    DETACHED,
-    KILLED_FOR_MEMORY,
-    AgentHealth,
-    CollectiveRow,
     CollectiveStatsRow,
-    Device,
-    DeviceMemory,
-    Dimension,
-    ExpectedRow,
     Finding,
     Hang,
-    HangKind,
-    HostMemory,
-    InFlight,
     Pool,
-    Pressure,
+    RankSnapshot,
+    RiskCause,
+    Severity,
+    StepSummary,
+)
+from zeromon.snapshot.communication import CollectiveRow, Dimension, HangKind, InFlight, Straggler
+from zeromon.snapshot.focus import HOST_OOM, first_failed
+from zeromon.snapshot.host import Device, HostMemory, Pressure
+from zeromon.snapshot.ledger import Cause, LedgerRow, sum_by_cause
+from zeromon.snapshot.memory import KILLED_FOR_MEMORY, DeviceMemory, ExpectedRow, Risk, RoleRow
+from zeromon.snapshot.rank import (
+    DETACHED,
+    AgentHealth,
     RankCommunication,
     RankConfig,
     RankLedger,
     RankMachine,
     RankMemory,
     RankRequests,
-    RankSnapshot,
     RankStatus,
     RankSteps,
     RankTraining,
-    Risk,
-    RiskCause,
-    RoleRow,
-    Severity,
-    StepSummary,
-    Straggler,
 )
-from zeromon.snapshot.focus import HOST_OOM, first_failed
-from zeromon.snapshot.ledger import Cause, LedgerRow, sum_by_cause
 from zeromon.sources.prometheus.client import Line
 from zeromon.sources.prometheus.decode.samples import Key, RankSamples, row_of_cell
 from zeromon.storage.step_history.rows import step_of

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from zeromon.readout.figures import FIELD_OF_METRIC, MEMORY, ON_NODES
 from zeromon.ring.events import Phase
-from zeromon.snapshot import Fleet, FleetNode, Spread
+from zeromon.snapshot.run import Fleet, FleetNode, Spread
 from zeromon.snapshot.step import UNTIMED
 from zeromon.sources.prometheus.client import Line, Sample
 from zeromon.storage.step_history.queries import LEAST, MEDIAN, MOST
