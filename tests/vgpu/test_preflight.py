@@ -150,6 +150,27 @@ def test_fit_launches_on_virtual_devices(
 
 
 @pytest.mark.short
+def test_an_older_device_runs_what_it_has_kernels_for(
+    virtual_cuda: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUB sorts the tokens of an embedding by kernels of the device's own architecture."""
+    monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
+
+    def run(gpu: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "zeromon", "preflight", "--gpu", gpu, "--steps", "3", "--"]
+        launch = [str(virtual_cuda.python), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        program = [str(USER.parents[3] / "examples" / "train_gpt.py"), "--width", "64", "--layers", "1"]
+        return subprocess.run(
+            [*command, *launch, *program, "--heads", "2", "--length", "1024", "--batch", "4"],
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+
+    turing, volta = run("t4"), run("v100")
+    assert "  memory    fits" in turing.stdout, turing.stdout + turing.stderr
+    assert (volta.returncode, "has no kernels for Tesla V100" in volta.stderr) == (2, True), volta.stderr
+
+
 def test_a_build_for_cpus_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "zeromon", "preflight", "--", sys.executable, str(USER)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

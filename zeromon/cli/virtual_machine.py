@@ -108,7 +108,9 @@ def virtual_machine(
 
     Within, this process and its children keep live runs in a folder of the machine's own.
     """
-    values, libraries = machine_values(options), _libraries(find_torch(command))
+    values, torch = machine_values(options), find_torch(command)
+    _refuse_old_device(values, torch)
+    libraries = _libraries(torch)
     folder = paths.make_private_folder(paths.choose_ring_root().parent / f"zeromon-{name}")
     earlier_folder = os.environ.get("ZEROMON_DIR")
     try:
@@ -225,6 +227,16 @@ def find_torch(command: Sequence[str]) -> Path:
             "A preflight needs the build that the GPUs will run: pip install torch, from PyPI.",
         )
     return torch
+
+
+def _refuse_old_device(values: Mapping[str, float | str], torch: Path) -> None:
+    """Raises :class:`LaunchError` for a device that is older than those that a CUDA 13 supports."""
+    cuda = re.search(r"^cuda\b.*'(\d+)", (torch / "version.py").read_text(), re.MULTILINE)
+    if cuda and int(cuda[1]) >= 13 and (values["major"], values["minor"]) < (7, 5):
+        raise LaunchError(
+            f"this torch, for CUDA {cuda[1]}, has no kernels for {values['name']}",
+            "Install the build of torch that this GPU will run: one for CUDA 12.",
+        )
 
 
 def python_of(program: str) -> str:

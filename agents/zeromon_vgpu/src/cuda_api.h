@@ -14,6 +14,7 @@ enum Error : int {
   invalid_value = 1,
   out_of_memory = 2,
   initialization_error = 3,
+  invalid_function = 98,
   invalid_device = 101,
   device_uninitialized = 201,
   file_not_found = 301,

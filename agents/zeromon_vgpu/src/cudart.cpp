@@ -292,6 +292,7 @@ constexpr ErrorText kErrors[] = {
     {invalid_value, "cudaErrorInvalidValue", "invalid argument"},
     {out_of_memory, "cudaErrorMemoryAllocation", "out of memory"},
     {initialization_error, "cudaErrorInitializationError", "initialization error"},
+    {invalid_function, "cudaErrorInvalidDeviceFunction", "invalid device function"},
     {invalid_device, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {device_uninitialized, "cudaErrorDeviceUninitialized", "invalid device context"},
     {file_not_found, "cudaErrorFileNotFound", "file not found"},

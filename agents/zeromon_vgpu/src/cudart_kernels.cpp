@@ -111,11 +111,20 @@ VGPU_API Error cudaLaunchKernelExC(const LaunchConfig* config, const void* funct
   return launch(function, config->grid, config->block, args, config->stream);
 }
 
+namespace {
+// The architecture of torch's builds that such a device loads: CUB looks for exactly that one.
+int architecture() {
+  int major = static_cast<int>(vgpu::machine().major), minor = static_cast<int>(vgpu::machine().minor);
+  if (major == 7) return minor < 5 ? 70 : 75;
+  return major == 8 && minor >= 6 ? 86 : major * 10;
+}
+}  // namespace
+
 VGPU_API Error cudaFuncGetAttributes(FunctionAttributes* out, const void*) {
   std::memset(out, 0, offsetof(FunctionAttributes, cluster_size_set));
   out->max_threads_per_block = 1024;
   out->registers = 32;
-  out->ptx_version = out->binary_version = static_cast<int>(vgpu::machine().major * 10);
+  out->ptx_version = out->binary_version = architecture();
   out->max_dynamic_shared_bytes = 232448;
   return success;
 }
