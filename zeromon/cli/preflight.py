@@ -36,7 +36,7 @@ from zeromon.cli.virtual_machine import (
     virtual_machine,
 )
 from zeromon.memory.fit import Trial
-from zeromon.readout.preflight import preflight_result, preflight_text
+from zeromon.readout.preflight import Preflight, preflight_result, preflight_text
 from zeromon.readout.verdict import hang_text
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
@@ -86,10 +86,16 @@ def _run_preflight(
     run = _snapshot_of_run(name)
     output = request.log.read_text(errors="replace")
     if run is None or not run.ranks:
-        sys.stderr.write(output[-2000:])
-        raise LaunchError(
-            error or "no rank of the command used torch.distributed", "See its output above."
-        )
+        ended = Preflight(
+            device=machine.device, world_size=0, representatives=(), fits=None, steps=0,
+            outcome=error or "no rank of the command used torch.distributed",
+        )  # fmt: skip
+        if options.json:
+            show_json({"preflight": ended, "run": None})
+        else:
+            show_text(f"Preflight of {' '.join(command)}\n  ended     {ended.outcome}\n")
+            sys.stderr.write(output[-2000:])
+        return 1
     result = preflight_result(
         run, machine.device, launch.ranks, outcome or error, options.steps, machine.steps_of_ranks(run)
     )
