@@ -225,10 +225,8 @@ class _Watch:
         return replace(_add_step_timings(trial, run), peaks=peaks, rooms=limits)
 
 
-_OF_LAUNCHER = re.compile(
-    r"(?m)^.*(?:elastic/multiprocessing/|sigkill_handler|CalledProcessError|ChildFailedError)"
-)
-"""The first row that launchers print behind the end of a script."""
+# The first row that launchers print behind the end of a script
+_OF_LAUNCHER = re.compile(r"(?m)^.*(elastic/multiproc|sigkill_handler|CalledProcessE|ChildFailedE)")
 _TRACEBACK_ROW = re.compile(
     r'(?m)^(?:\[rank\d+\]: )?(?: +File "(.+)", line (\d+)|(?:\w+\.)*(\w*(?:Error|Exception))(:.*|$))'
 )

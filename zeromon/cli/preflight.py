@@ -21,6 +21,7 @@ where it cannot run.
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from zeromon.base.errors import LaunchError, ZeromonError
@@ -83,12 +84,14 @@ def _run_preflight(
     except LaunchError as failure:
         error = str(failure)
     show_progress("")
-    run = _snapshot_of_run(name)
+    run = None
+    with suppress(ZeromonError):
+        run = snapshot_of(name)[0]
     output = request.log.read_text(errors="replace")
     if run is None or not run.ranks:
         ended = Preflight(
             device=machine.device, world_size=0, representatives=(), fits=None, steps=0,
-            outcome=error or "no rank of the command used torch.distributed",
+            outcome=outcome or error,
         )  # fmt: skip
         if options.json:
             show_json({"preflight": ended, "run": None})
@@ -118,10 +121,3 @@ def _hang_reason(run: RunSnapshot) -> str:
 
 
 _HANG_SECONDS = 15.0
-
-
-def _snapshot_of_run(name: str) -> RunSnapshot | None:
-    try:
-        return snapshot_of(name)[0]
-    except ZeromonError:
-        return None

@@ -110,9 +110,8 @@ def virtual_machine(
             "VGPU_DIR": str(folder), "VGPU_LIBRARIES": str(libraries),
             "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (str(libraries), inherited))),
             "TRITON_LIBCUDA_PATH": str(libraries), "DS_IGNORE_CUDA_DETECTION": "1",
+            "VGPU_ARITHMETIC": "1" if options.arithmetic else "",
         }  # fmt: skip
-        if options.arithmetic:
-            environment["VGPU_ARITHMETIC"] = "1"
         yield VirtualMachine(folder, str(values["name"]), environment)
     finally:
         os.environ.pop("ZEROMON_DIR")
@@ -170,7 +169,7 @@ def placed_launch(
     launch = read_command(command)
     if launch.launcher == "accelerate":
         launch = replace(launch, options={**_accelerate_settings(launch.options), **launch.options})
-    counts = (launch.options.get(name) for name in ("nnodes", "num_nodes", "num_machines"))
+    counts = map(launch.options.get, ("nnodes", "num_nodes", "num_machines"))
     node_count = next(filter(None, counts), 1)
     is_small = nodes is None and node_count == 1 and (launch.ranks or 1) <= processes
     if is_small and "hostfile" not in launch.options:  # to whose hosts DeepSpeed would connect
@@ -233,19 +232,15 @@ def find_torch(command: Sequence[str]) -> Path:
 
 
 def python_of(command: Sequence[str]) -> list[str]:
-    """Returns how *command* starts its Python: ``python3``, ``uv run python``, as ``torchrun`` begins.
-
-    Of another program, such as a shell script, the Python of the path.
-    """
+    """Returns how *command* starts its Python; of a shell script, the first on the path."""
     if PurePath(command[0]).name in _STARTS_ELSEWHERE:
         way_out = "Give what it starts on one node, such as torchrun, and --nodes."
         raise LaunchError(f"{command[0]} starts processes on other machines", way_out)
     if shutil.which(command[0]) is None:
         raise LaunchError(f"there is no {command[0]}", "Is the environment of the training active?")
     names = [PurePath(token).name for token in command]
-    at = 0
-    if names[0] in _ENTERS_ENVIRONMENT:
-        at = next((n for n, name in enumerate(names) if _STARTS_PYTHON.fullmatch(name)), 0)
+    count = len(names) if names[0] in _ENTERS_ENVIRONMENT else 0
+    at = next((n for n in range(count) if _STARTS_PYTHON.fullmatch(names[n])), 0)
     if names[at].startswith("python"):
         # And no further: a link in a virtual environment is its Python
         return list(command[: at + 1])
@@ -253,10 +248,9 @@ def python_of(command: Sequence[str]) -> list[str]:
         return [*command[:at], "python"]
     with suppress(OSError), open(shutil.which(command[at]) or command[at], "rb") as file:
         interpreters = file.readline(500).decode(errors="replace").removeprefix("#!").split()
-        for interpreter in interpreters:
-            if "python" in Path(interpreter).name and (python := shutil.which(interpreter)):
-                return [python]
-    return [shutil.which("python") or sys.executable]
+        pythons = filter(None, (shutil.which(i) for i in interpreters if "python" in PurePath(i).name))
+        return [next(pythons, shutil.which("python") or sys.executable)]
+    return [sys.executable]
 
 
 _STARTS_PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|tune|[\w-]+\.py")
