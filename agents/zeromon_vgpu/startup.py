@@ -79,9 +79,8 @@ def load_libraries(folder: Path) -> None:
 
 
 def adapt_torch(torch: Any) -> None:
-    """Turns off what the device has no model of: cuDNN, for which torch has kernels of its own."""
-    torch.backends.cudnn.enabled = False
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    """Turns off what the device has no model of, and adds what the variables ask for."""
+    turn_off_cudnn(torch)
     if os.environ.get("VGPU_ARITHMETIC"):
         from zeromon_vgpu.arithmetic_mode import Arithmetic
 
@@ -90,6 +89,22 @@ def adapt_torch(torch: Any) -> None:
         from zeromon_vgpu import absent_ranks
 
         absent_ranks.adapt_process_groups(torch, Path(os.environ["VGPU_LIBRARIES"]))
+
+
+def turn_off_cudnn(torch: Any) -> None:
+    """Leaves convolutions and attention to torch's own kernels, also where a script asks for cuDNN."""
+    from torch.nn import attention
+
+    torch.backends.cudnn.enabled = False
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    # From here on these setters take a truth and do nothing
+    type(torch.backends.cudnn).__dict__["enabled"].setter = bool
+    torch._C._set_cudnn_enabled = torch._C._set_sdp_use_cudnn = bool
+    choose, kind = attention._sdpa_kernel, attention.SDPBackend
+    flash = {kind.CUDNN_ATTENTION: kind.FLASH_ATTENTION}
+    attention._sdpa_kernel = lambda backends, *priority: choose(
+        list(dict.fromkeys(flash.get(backend, backend) for backend in backends)), *priority
+    )
 
 
 def adapt_deepspeed(builder: Any) -> None:

@@ -66,3 +66,17 @@ def test_seven_billion_parameters_fit_four_devices_and_a_small_host(cuda_run: Cu
         assert facts["states"] == pytest.approx(16 * facts["parameters"] / ranks, rel=0.01)
         assert facts["states"] < facts["peak"] < 80 * GIB
         assert facts["host"] < GIB
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("moves", [True, False])
+def test_large_copies_take_no_memory_of_the_host(cuda_run: CudaRunner, moves: bool) -> None:
+    """Eight times 128 MiB; what is small comes back either way."""
+    output = cuda_run(
+        "uploads.py", ranks=1, changes={} if moves else {"largest_payload": 64 << 10}
+    ).output
+    found = re.search(r"^facts (.*)", output, re.MULTILINE)
+    assert found is not None, output
+    facts = json.loads(found[1])
+    assert facts["small"] and facts["large"] == moves
+    assert (facts["grown_mib"] > 1000) if moves else (facts["grown_mib"] < 300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import free_port
 
 from vgpu.environment import Environment
-from zeromon.cli.virtual_machine import placed_launch
+from zeromon.base.errors import LaunchError
+from zeromon.cli.measured_launch import find_failure
+from zeromon.cli.virtual_machine import placed_launch, python_of
 
 pytestmark = pytest.mark.vgpu
 
-USER = Path(__file__).resolve().parent / "programs" / "user.py"
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+EXAMPLES = PROGRAMS.parents[2] / "examples"
+USER, WRONG, SPAWN = (PROGRAMS / name for name in ("user.py", "wrong.py", "user_spawn.py"))
 
 
 @dataclass
@@ -37,22 +43,21 @@ def preflight(virtual_cuda: Environment, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
 
-    def run(*arguments: str, options: tuple[str, ...] = (), ranks: int = 2) -> Answer:
-        launch = [
-            str(virtual_cuda.python),
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            str(ranks),
-        ]
-        command = [sys.executable, "-m", "zeromon", "preflight", "--json", *options, "--", *launch]
+    def run(
+        *arguments: str, options: tuple[str, ...] = (), ranks: int = 2, script: Path = USER,
+        launch: tuple[str, ...] = (),
+    ) -> Answer:  # fmt: skip
+        torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", str(ranks))
+        launch = launch or (str(virtual_cuda.python), *torchrun, str(script))
         output = tmp_path / "output"
-        command[4:4] = ["--output", str(output)]
+        command = [sys.executable, "-m", "zeromon", "preflight", "--json", "--output", str(output)]
         done = subprocess.run(
-            [*command, str(USER), *arguments], capture_output=True, text=True, check=False, timeout=300
-        )
+            [*command, *options, "--", *launch, *arguments],
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
         assert done.stdout, done.stderr
         content = json.loads(done.stdout)
+        assert done.returncode < 2, done.stderr
         rows = re.findall(r"^(\d+) (\d+) (\d+) (\d+)$", output.read_text(), re.MULTILINE)
         printed = [tuple(map(int, row)) for row in rows]
         return Answer(done.returncode, content["preflight"], content["run"], printed)
@@ -106,6 +111,122 @@ def test_a_deadlock_is_named_with_its_line(preflight: Any) -> None:
     answer = preflight("--fault", "deadlock")
     assert answer.code == 1 and answer.preflight["steps"] == 3
     assert "user.py" in answer.preflight["outcome"], answer.preflight["outcome"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "steps", "names"),
+    [
+        ("file", 0, ["FileNotFoundError at wrong.py:15: ", "/no/such/corpus.txt"]),
+        ("exit", 0, ["no data in /no/such/folder"]),
+        ("batch", 0, ["AssertionError at wrong.py:26: ", "micro_batch_per_gpu", "7 != 2 * 1"]),
+        ("mesh", 0, ["RuntimeError at wrong.py:31: ", "world size 2, but found 4 ranks"]),
+        ("skip", 2, ["rank 0 called all_gather", "rank 1 called all_reduce", "wrong.py:3"]),
+        ("uneven", 3, ["rank 1 waits, rank 0 has left after step 3 (exit code 0)"]),
+        ("logarithm", 0, ["ValueError at wrong.py:43: math domain error", "--arithmetic"]),
+    ],
+)
+def test_a_mistake_is_named_before_a_gpu_hour(
+    preflight: Any, fault: str, steps: int, names: list[str]
+) -> None:
+    answer = preflight(fault, script=WRONG)
+    outcome = answer.preflight["outcome"]
+    assert answer.code == 1 and answer.preflight["steps"] >= steps, outcome
+    assert [name for name in names if name not in outcome] == [], outcome
+
+
+def test_arithmetic_gives_real_losses(preflight: Any) -> None:
+    assert preflight("logarithm", script=WRONG, options=("--arithmetic",)).code == 0
+
+
+@pytest.fixture
+def launchers(virtual_cuda: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder first on the path, with the console scripts of that environment."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    modules = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli",
+               "deepspeed": "deepspeed.launcher.runner"}  # fmt: skip
+    for name, module in modules.items():
+        script = folder / name
+        script.write_text(f"#!{virtual_cuda.python}\nfrom {module} import main\nmain()\n")
+        script.chmod(0o755)
+    paths = (str(folder), str(virtual_cuda.python.parent), os.environ["PATH"])
+    monkeypatch.setenv("PATH", os.pathsep.join(paths))
+    return folder
+
+
+ACCELERATE = """distributed_type: FSDP
+fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP,
+              fsdp_transformer_layer_cls_to_wrap: Block}
+machine_rank: 0
+main_process_ip: 10.0.0.1
+main_process_port: 29500
+num_machines: 2
+num_processes: 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("launch", "ranks", "strategy"),
+    [
+        ("bash {folder}/run.sh", 2, "fsdp2"),
+        ("env OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 {user}", 2, "fsdp2"),
+        ("accelerate launch --config_file {folder}/accelerate.yaml {examples}/train_gpt_accelerate.py",
+         4, "fsdp2"),
+        ("deepspeed --num_gpus 2 --master_port {port} {examples}/train_gpt_deepspeed.py "
+         "--config {examples}/deepspeed/zero2.json", 2, "deepspeed-zero2"),
+        ("python {spawn} {port}", 2, "ddp"),
+    ],
+    ids=["script", "torchrun", "accelerate", "deepspeed", "spawn"],
+)  # fmt: skip
+def test_launchers_as_users_type_them(
+    preflight: Any, launchers: Path, launch: str, ranks: int, strategy: str
+) -> None:
+    (launchers / "run.sh").write_text(f"torchrun --standalone --nproc-per-node 2 {USER}\n")
+    (launchers / "accelerate.yaml").write_text(ACCELERATE)
+    command = launch.format(
+        folder=launchers, user=USER, spawn=SPAWN, examples=EXAMPLES, port=free_port()
+    ).split()
+    answer = preflight(launch=tuple(command))
+    assert answer.preflight["outcome"] == "" and answer.preflight["fits"], answer.preflight
+    assert answer.preflight["world_size"] == ranks
+    assert {rank["strategy"] for rank in answer.run["ranks"]} == {strategy}
+
+
+@pytest.mark.short
+def test_the_python_of_a_command(launchers: Path) -> None:
+    python = (launchers / "torchrun").read_text().splitlines()[0].removeprefix("#!")
+    first = str(Path(python).parent / "python")
+    (launchers / "run.sh").write_text("#!/bin/bash\n")
+    (launchers / "run.sh").chmod(0o755)
+    assert python_of(["torchrun", "train.py"]) == [python]
+    assert python_of([python, "-m", "torch.distributed.run"]) == [python]
+    assert python_of(["env", "A=1", "torchrun", "t.py"]) == ["env", "A=1", "python"]
+    assert python_of(["env", str(launchers / "torchrun"), "t.py"]) == [python]
+    # a script of the shell must not run for this
+    assert python_of(["run.sh", "train.py"]) == python_of(["bash", "run.sh", "train.py"]) == [first]
+    with pytest.raises(LaunchError, match="other machines"):
+        python_of(["srun", "torchrun", "train.py"])
+
+
+@pytest.mark.short
+def test_hosts_of_deepspeed_are_not_asked() -> None:
+    with pytest.raises(LaunchError, match="how many processes"):
+        placed_launch("deepspeed --hostfile hosts train.py".split(), None, 16, {})
+
+
+@pytest.mark.short
+def test_the_exception_before_what_launchers_say() -> None:
+    rows = """Traceback (most recent call last):
+  File "/home/me/train.py", line 3, in <module>
+  File "/env/lib/python3.11/site-packages/lib.py", line 9, in load
+lib.NoFileError: no tokens
+E1128 4356 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+"""
+    assert find_failure(rows) == "NoFileError at train.py:3: no tokens"
+    assert find_failure("usage: t.py\nt.py: error: no --lr\n=====\n") == "t.py: error: no --lr"
+    assert find_failure("") == ""
 
 
 def test_values_do_not_end_a_run(preflight: Any) -> None:

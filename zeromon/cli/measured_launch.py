@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from zeromon.memory.fit import DEVICE, HOST, Trial, loses_beyond_noise
 from zeromon.probes.host_memory import Footprint
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring import paths
+from zeromon.ring.model_metadata import INSTALLED
 from zeromon.snapshot import RankSnapshot, RiskCause, RunSnapshot
 from zeromon.snapshot.levels import OOM
 from zeromon.snapshot.noise import Estimate, median_of
@@ -199,11 +201,10 @@ class _Watch:
         # A script that takes fewer steps than --steps has ended well, and is measured
         if self.child.returncode == 0 and self._steps() > 1:
             return self._measured_trial("")
-        text = self.request.log.read_text(errors="replace")
-        log_rows = [row for row in text.splitlines() if row.strip("-=* ")]
+        cause = find_failure(self.request.log.read_text(errors="replace"))
         raise LaunchError(
             f"the command ended with code {self.child.returncode} after {self._steps()} steps"
-            + (f": {log_rows[-1][:200]}" if log_rows else ""),
+            + (f": {cause[:300]}" if cause else ""),
             f"Its whole output is in {self.request.log}.",
         )
 
@@ -222,6 +223,25 @@ class _Watch:
         if all(device is not None for device in devices):
             peaks[DEVICE], limits[DEVICE] = max(filter(None, devices), key=lambda d: d[0] - d[1])
         return replace(_add_step_timings(trial, run), peaks=peaks, rooms=limits)
+
+
+# The first row that launchers print behind the end of a script
+_OF_LAUNCHER = re.compile(r"(?m)^.*(elastic/multiproc|sigkill_handler|CalledProcessE|ChildFailedE)")
+_TRACEBACK_ROW = re.compile(
+    r'(?m)^(?:\[rank\d+\]: )?(?: +File "(.+)", line (\d+)|(?:\w+\.)*(\w*(?:Error|Exception))(:.*|$))'
+)
+
+
+def find_failure(output: str) -> str:
+    """Returns the last exception in *output* with its line in the script, else the last row."""
+    script_output = _OF_LAUNCHER.split(output, maxsplit=1)[0].strip("-=* \n")
+    failure, place = script_output.rpartition("\n")[2], ""
+    for file, line, exception, message in _TRACEBACK_ROW.findall(script_output):
+        if exception:
+            failure, place = f"{exception}{place}{message}", ""
+        elif not any(marker in file for marker in INSTALLED):
+            place = f" at {Path(file).name}:{line}"
+    return failure
 
 
 def _device_peak_bytes(rank: RankSnapshot) -> tuple[int, int] | None:

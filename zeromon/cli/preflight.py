@@ -21,6 +21,7 @@ where it cannot run.
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +39,7 @@ from zeromon.cli.virtual_machine import (
 )
 from zeromon.cli.virtual_waits import RankRings
 from zeromon.memory.fit import Trial
-from zeromon.readout.preflight import preflight_result, preflight_text
+from zeromon.readout.preflight import Preflight, preflight_result, preflight_text
 from zeromon.readout.verdict import hang_text
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
@@ -86,13 +87,21 @@ def _run_preflight(
     except LaunchError as failure:
         error = str(failure)
     show_progress("")
-    run = _snapshot_of_run(name)
+    run = None
+    with suppress(ZeromonError):
+        run = snapshot_of(name)[0]
     output = request.log.read_text(errors="replace")
     if run is None or not run.ranks:
-        sys.stderr.write(output[-2000:])
-        raise LaunchError(
-            error or "no rank of the command used torch.distributed", "See its output above."
-        )
+        ended = Preflight(
+            device=machine.device, world_size=0, representatives=(), fits=None, steps=0,
+            outcome=outcome or error,
+        )  # fmt: skip
+        if options.json:
+            show_json({"preflight": ended, "run": None})
+        else:
+            show_text(f"Preflight of {' '.join(command)}\n  ended     {ended.outcome}\n")
+            sys.stderr.write(output[-2000:])
+        return 1
     result = preflight_result(
         run, machine.device, launch.ranks, outcome or error, options.steps, machine.steps_of_ranks(run),
         machine.most_waiting(run, rings),
@@ -117,10 +126,3 @@ def _reason_to_stop(rings: RankRings, run: RunSnapshot) -> str:
 
 
 _HANG_SECONDS = 15.0
-
-
-def _snapshot_of_run(name: str) -> RunSnapshot | None:
-    try:
-        return snapshot_of(name)[0]
-    except ZeromonError:
-        return None

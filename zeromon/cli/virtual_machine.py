@@ -5,20 +5,22 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
 from zeromon.base.errors import LaunchError
 from zeromon.base.units import human_bytes
+from zeromon.check.documents import UnreadableError, dialect_of, parse_config, read_text
 from zeromon.check.launch import on_one_machine, read_command
-from zeromon.cli.parser import add_option, positive
+from zeromon.cli.parser import add_flag, add_option, positive
 from zeromon.cli.plan_setup import link_speed, parse_memory_size
 from zeromon.cli.terminal import show_working
 from zeromon.cli.virtual_waits import RankRings, waits_by_unit
 from zeromon.memory.speeds import DEVICES, find_named_device
-from zeromon.probes.process import find_training_python
 from zeromon.readout.preflight import Two, UnitWait
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
@@ -59,6 +61,7 @@ def add_machine_arguments(group: argparse._ActionsContainer, gpu: str) -> None:
         "between nodes, all adapters of one: 25GB/s, ib-ndr (default: 8x400Gb, which are bits)",
         link_speed, _NETWORK,
     )  # fmt: skip
+    add_flag(group, "--arithmetic", "compute values on the CPU, for a small model: losses are real")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,7 @@ def virtual_machine(
             "VGPU_DIR": str(folder), "VGPU_LIBRARIES": str(libraries),
             "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (str(libraries), inherited))),
             "TRITON_LIBCUDA_PATH": str(libraries), "DS_IGNORE_CUDA_DETECTION": "1",
+            "VGPU_ARITHMETIC": "1" if options.arithmetic else "",
         }  # fmt: skip
         yield VirtualMachine(folder, str(values["name"]), environment)
     finally:
@@ -155,7 +159,7 @@ def machine_values(options: argparse.Namespace) -> dict[str, float | str]:
         "node_speed": _REACHED * link, "pcie_speed": _REACHED * min(link, device.host),
         "network_speed": _REACHED * options.network, "nvlink_devices": 8 if link > device.host else 0,
         # Nobody reads the values of larger ones, and moving them takes this host's time
-        "largest_payload": float(1 << 16),
+        "largest_payload": 1e18 if options.arithmetic else float(1 << 16),
     }  # fmt: skip
 
 
@@ -178,10 +182,12 @@ def placed_launch(
     many processes it starts.
     """
     launch = read_command(command)
-    node_count = launch.options.get("nnodes" if launch.launcher == "torchrun" else "num_nodes", 1)
     if launch.launcher == "accelerate":
-        node_count = launch.options.get("num_machines", 1)
-    if nodes is None and node_count == 1 and (launch.ranks or 1) <= processes:
+        launch = replace(launch, options={**_accelerate_settings(launch.options), **launch.options})
+    counts = map(launch.options.get, ("nnodes", "num_nodes", "num_machines"))
+    node_count = next(filter(None, counts), 1)
+    is_small = nodes is None and node_count == 1 and (launch.ranks or 1) <= processes
+    if is_small and "hostfile" not in launch.options:  # to whose hosts DeepSpeed would connect
         return Launch(list(command), environment)
     if launch.ranks is None or not isinstance(node_count, int):
         raise LaunchError(
@@ -198,6 +204,16 @@ def placed_launch(
     return Launch(on_one_machine(command, len(ranks)), variables, ranks if len(ranks) < world else ())
 
 
+def _accelerate_settings(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the file that ``accelerate launch`` reads, by default the user's own."""
+    hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    path = Path(options.get("config_file") or hub / "accelerate" / "default_config.yaml")
+    with suppress(UnreadableError):
+        content = read_text(path)
+        return parse_config(content, path.name, dialect_of(path, content)).data
+    return {}
+
+
 def representatives(world: int, per_node: int, count: int) -> tuple[int, ...]:
     """Returns *count* ranks that stand for all: of the first, the second and the last node."""
     chosen = dict.fromkeys((0, per_node % world, world - per_node, 1, world - 1, *range(world)))
@@ -212,10 +228,11 @@ def find_torch(command: Sequence[str]) -> Path:
 
     Raises :class:`LaunchError` without one, and where it is a build for CPUs.
     """
-    python = python_of(command[0])
-    find = "import importlib.util as u; s = u.find_spec('torch'); print(s.origin if s else '')"
-    done = subprocess.run([python, "-c", find], capture_output=True, text=True, check=False, cwd="/")
-    origin = done.stdout.strip()
+    start = python_of(command)
+    # without the folder of the command, where a torch.py may lie
+    find = "import sys; del sys.path[0]; import importlib.util as u; print(u.find_spec('torch').origin)"
+    done = subprocess.run([*start, "-c", find], capture_output=True, text=True, check=False)
+    python, origin = " ".join(start), done.stdout.strip()
     if not origin:
         raise LaunchError(
             f"{python} has no torch", "Give the command in the environment of the training."
@@ -239,21 +256,31 @@ def _refuse_old_device(values: Mapping[str, float | str], torch: Path) -> None:
         )
 
 
-def python_of(program: str) -> str:
-    """Returns the Python that runs *program*: itself, or that in its first line."""
-    executable = shutil.which(program)
-    if executable is None:
-        raise LaunchError(f"there is no {program}", "Is the environment of the training active?")
-    # And no further: a link in a virtual environment is its Python
-    path = Path(executable).absolute()
-    if re.fullmatch(r"python[\d.]*", path.name):
-        return str(path)
-    with suppress(OSError), path.open("rb") as file:
+def python_of(command: Sequence[str]) -> list[str]:
+    """Returns how *command* starts its Python; of a shell script, the first on the path."""
+    if PurePath(command[0]).name in _STARTS_ELSEWHERE:
+        way_out = "Give what it starts on one node, such as torchrun, and --nodes."
+        raise LaunchError(f"{command[0]} starts processes on other machines", way_out)
+    if shutil.which(command[0]) is None:
+        raise LaunchError(f"there is no {command[0]}", "Is the environment of the training active?")
+    names = [PurePath(token).name for token in command]
+    count = len(names) if names[0] in _ENTERS_ENVIRONMENT else 0
+    at = next((n for n in range(count) if _STARTS_PYTHON.fullmatch(names[n])), 0)
+    if names[at].startswith("python"):
+        # And no further: a link in a virtual environment is its Python
+        return list(command[: at + 1])
+    if at and "/" not in command[at]:
+        return [*command[:at], "python"]
+    with suppress(OSError), open(shutil.which(command[at]) or command[at], "rb") as file:
         interpreters = file.readline(500).decode(errors="replace").removeprefix("#!").split()
-        for interpreter in interpreters:
-            if "python" in Path(interpreter).name and (python := shutil.which(interpreter)):
-                return python
-    return find_training_python()
+        pythons = filter(None, (shutil.which(i) for i in interpreters if "python" in PurePath(i).name))
+        return [next(pythons, shutil.which("python") or sys.executable)]
+    return [sys.executable]
+
+
+_STARTS_PYTHON = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|tune|[\w-]+\.py")
+_ENTERS_ENVIRONMENT = {"uv", "env", "nice", "numactl", "taskset", "conda", "poetry", "pixi"}
+_STARTS_ELSEWHERE = {"srun", "sbatch", "salloc", "qsub", "mpirun", "mpiexec", "pdsh", "ssh"}
 
 
 def _libraries(torch: Path) -> Path:

@@ -1,5 +1,6 @@
 """The answer of a preflight: does it start, does it fit, what does a step wait for. Pure."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,8 +16,8 @@ from zeromon.snapshot.focus import DEVICE_OOM, death_cause
 from zeromon.snapshot.levels import EXPOSED
 
 _MODELLED = (
-    "The devices are modelled: {device}. Kernels compute nothing and take modelled time; the script, "
-    "the framework, torch's allocator, the order of all calls and this host's Python are real."
+    "The devices are modelled: {device}. Kernels take modelled time and, without --arithmetic, compute "
+    "nothing; the script, the framework, torch's allocator, the order of all calls and Python are real."
 )
 
 
@@ -104,6 +105,7 @@ def preflight_result(
     early_end = outcome if steps < asked_steps else ""
     if any(r.status.exception for r in run.ranks):
         early_end = judge_run(run).cause
+        early_end += _NO_VALUE_HINT if _ON_VALUE.search(early_end) else ""
     return Preflight(
         device=modelled,
         world_size=run.ranks[0].world_size,
@@ -127,6 +129,10 @@ def preflight_result(
         waits=tuple(most_waiting[1]),
         findings=tuple(f for f in run.findings if _holds_on_device(f, step, exposed)),
     )
+
+
+_ON_VALUE = re.compile("ZeroDivisionError|OverflowError|math domain error|not finite|nan", re.IGNORECASE)
+_NO_VALUE_HINT = "; a loss reads as 0 where no kernel computes it: try --arithmetic on a small model"
 
 
 def _holds_on_device(finding: Finding, step: Two | None, exposed: Two | None) -> bool:

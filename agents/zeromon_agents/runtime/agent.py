@@ -447,7 +447,7 @@ class Agent:
         with suppress(Guard.CAUGHT):
             self._count_the_rest()
             self._write_loading()
-            error_text = mask_words([str(error)[:_MAX_ERROR_LETTERS]])[0]
+            error_text = mask_words([" ".join(str(error).split())[:_MAX_ERROR_LETTERS]])[0]
             text_id = self.context.text(f"{kind.__name__}{_raised_at(trace)}: {error_text}")
             self.context.emit(Kind.EXIT, text_id, op=ExitKind.EXCEPTION)
             # atexit comes after this hook, and would write a clean end behind the exception

@@ -25,7 +25,7 @@ using vgpu::stream_of;
 namespace {
 
 constexpr int kGuess = 4;  // cudaMemcpyDefault
-constexpr std::size_t kPage = 4096, kLargeFill = 1 << 20;
+constexpr std::size_t kPage = 4096, kLargeFill = 1 << 20, kLargeCopy = 1 << 20;
 
 struct Rows {
   char* to;
@@ -104,6 +104,13 @@ Direction direction_of(const void* to, const void* from, int kind) {
   return to_device ? Direction::to_device : Direction::host;
 }
 
+// Without large payloads a large copy to a device takes time only: its pages stay without memory.
+bool moves_bytes(const vgpu::Op& op) {
+  if (op.direction != Direction::to_device && op.direction != Direction::on_device) return true;
+  auto bytes = static_cast<double>(op.bytes);
+  return op.bytes <= static_cast<std::int64_t>(kLargeCopy) || bytes <= vgpu::machine().largest_payload;
+}
+
 OpRef enqueue_copy(const Rows& rows, int kind, Stream* stream, bool* pageable) {
   auto op = std::make_unique<vgpu::Op>();
   op->kind = vgpu::Kind::copy;
@@ -121,7 +128,7 @@ OpRef enqueue_copy(const Rows& rows, int kind, Stream* stream, bool* pageable) {
                                         have_peer_access(source.device, target.device));
   op->name = *pageable ? "memcpy pageable" : "memcpy";
   op->correlation = vgpu::last_correlation();
-  op->action = std::make_unique<Copy>(rows);
+  if (moves_bytes(*op)) op->action = std::make_unique<Copy>(rows);
   return vgpu::enqueue(stream, std::move(op));
 }
 

@@ -27,7 +27,8 @@ struct Machine {
   double slow = 1;                 // all kernels take this many times as long
   double collective_share = 0.12;  // of the device, taken from kernels by a running collective
   double contention = 1;           // 0: kernels on several streams do not slow each other down
-  double largest_payload = 1e18;   // collectives above this many bytes move none, for speed
+  // Collectives above this many bytes move none, for speed; nor do copies to devices, above a MiB.
+  double largest_payload = 1e18;
   double driver_version = 13000;
   double log_events = 0;      // 1: events are on the timeline, too
   double operator_ns = 9000;  // what a host takes for an operator of torch with one kernel
