@@ -23,11 +23,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from zeromon.base.errors import LaunchError, ZeromonError
+from zeromon.base.errors import LaunchError
 from zeromon.cli import tell_user
 from zeromon.cli.measured_launch import Request, run_launch
 from zeromon.cli.parser import add_flag, add_option, positive
-from zeromon.cli.report import snapshot_of
+from zeromon.cli.report import snapshot_or_none
 from zeromon.cli.terminal import show_json, show_progress, show_text
 from zeromon.cli.virtual_machine import (
     VirtualMachine,
@@ -83,7 +83,7 @@ def _run_preflight(
     except LaunchError as failure:
         error = str(failure)
     show_progress("")
-    run = _snapshot_of_run(name)
+    run = snapshot_or_none(name)
     output = request.log.read_text(errors="replace")
     if run is None or not run.ranks:
         sys.stderr.write(output[-2000:])
@@ -99,7 +99,7 @@ def _run_preflight(
         show_text(preflight_text(run, result))
         if error and not any(rank.status.exception for rank in run.ranks):
             sys.stderr.write("\n".join(output.strip().splitlines()[-12:]) + "\n")
-    return 1 if outcome or error or result.findings else 0
+    return 1 if outcome or error or result.findings or result.growth_bytes else 0
 
 
 # ---- what became of it --------------------------------------------------------------------------
@@ -112,10 +112,3 @@ def _hang_reason(run: RunSnapshot) -> str:
 
 
 _HANG_SECONDS = 15.0
-
-
-def _snapshot_of_run(name: str) -> RunSnapshot | None:
-    try:
-        return snapshot_of(name)[0]
-    except ZeromonError:
-        return None
