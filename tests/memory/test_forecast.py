@@ -11,6 +11,7 @@ from forecasters import run as replay
 
 from zeromon.memory.forecast import (
     device_memory_risk,
+    early_growth,
     fit_generalized_pareto,
     forecast_risk,
     host_risk,
@@ -51,6 +52,28 @@ def test_a_level_without_margin_is_a_risk_by_itself(level: float, ratio: float) 
     risk = forecast_risk("host", steady(level, 0), CAPACITY)
     assert risk is not None
     assert (risk.ratio, risk.cause) == (pytest.approx(ratio), "static" if ratio else "none")
+
+
+@pytest.mark.parametrize(
+    ("peaks", "slope", "window"),
+    [
+        # each step keeps 120: the first two make the optimizer's states; the last is not over
+        ([400, 900, 1020, 1140, 1260, 1380, 1390], 120, 4),
+        ([900, 1020, 1140, 1260, 1380, 1500], 120, 4),
+        # the peak of three steps is too little
+        ([900, 1020, 1140, 1260, 1380], 0, 0),
+        # batches of other lengths, each longer than all before
+        ([400, 900, 1020, 1100, 1310, 1380], 0, 0),
+    ],
+)
+def test_a_leak_of_the_first_steps(peaks: list[int], slope: int, window: int) -> None:
+    trend = early_growth(list(enumerate(peaks, 1)), min(6, len(peaks)))
+    assert (slope, window) == (0, 0) if trend is None else (trend.slope, trend.window) == (slope, window)
+
+
+def test_a_peak_that_does_not_rise_in_each_step_is_no_leak() -> None:
+    assert early_growth([(1, 5), (3, 10), (4, 20), (6, 30), (7, 40)], 7) is None
+    assert early_growth([(3, 10), (4, 20), (5, 30), (6, 40)], 9) is None
 
 
 def test_a_leak_is_seen_with_the_steps_that_are_left() -> None:

@@ -44,11 +44,11 @@ def preflight(virtual_cuda: Environment, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
 
     def run(
-        *arguments: str, options: tuple[str, ...] = (), ranks: int = 2, script: Path = USER,
+        *arguments: str, options: tuple[str, ...] = (), ranks: int = 2, program: Path = USER,
         launch: tuple[str, ...] = (),
     ) -> Answer:  # fmt: skip
         torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", str(ranks))
-        launch = launch or (str(virtual_cuda.python), *torchrun, str(script))
+        launch = launch or (str(virtual_cuda.python), *torchrun, str(program))
         output = tmp_path / "output"
         command = [sys.executable, "-m", "zeromon", "preflight", "--json", "--output", str(output)]
         done = subprocess.run(
@@ -74,6 +74,7 @@ def test_a_script_that_fits(preflight: Any) -> None:
     low, high = found["step_seconds"]
     assert 0 < low <= high < found["host_seconds"]
     assert found["peak_bytes"] == max(most for *_, most in answer.printed)
+    assert (found["growth_bytes"], found["host_bytes"]) == (0, 0)
     # what is a figure of this host alone, or of no device at all, is not shown as one of the run
     assert {rank["device"] for rank in answer.run["ranks"]} == {"cuda:0 (virtual)", "cuda:1 (virtual)"}
     assert answer.run["energy"]["device_joules"] is None
@@ -107,6 +108,46 @@ def test_what_does_not_fit_is_told_with_its_phase(preflight: Any) -> None:
     assert (found["peak_phase"], found["peak_step"]) == ("optimizer", 1)
 
 
+def test_a_leak_is_told_with_the_step_in_which_memory_runs_out(preflight: Any) -> None:
+    found = preflight("--fault", "leak", options=("--gpu", "6GiB")).preflight
+    assert found["growth_bytes"] == 120 << 20 and found["growth_steps"] >= 4, found
+    died = preflight("--fault", "leak", options=("--gpu", "6GiB", "--steps", "1000")).preflight
+    assert died["outcome"] == "out of memory" and died["growth_bytes"] == 120 << 20
+    assert abs(found["full_step"] - died["peak_step"]) <= 3, (found, died)
+
+
+def test_batches_of_other_lengths_are_no_leak(preflight: Any) -> None:
+    answer = preflight("--fault", "lengths")
+    assert (answer.code, answer.preflight["growth_bytes"]) == (0, 0), answer.preflight
+    rises = [most for rank, *_, most in answer.printed if rank == 0][2:]
+    assert len(set(rises)) > 1, "no batch was longer than all before: the test says nothing"
+
+
+def test_offloaded_states_are_counted_for_a_node(preflight: Any) -> None:
+    """ZeRO-2: master parameters, gradients and two moments, 16 bytes of each element of a partition."""
+    options = ("--nodes", "2")
+    program = USER.with_name("train.py")
+    found = preflight(
+        "zero2", "--offload", "--steps", "20", "--hidden", "512", options=options, program=program
+    ).preflight
+    elements = 4 * (512 * 2048 * 2 + 2048 + 512 + 2 * 512)
+    buckets = 2 * 2 * 20_000_000  # what passes through reduce_bucket_size elements of 16 bits on a rank
+    states = 16 * elements / 4 * 2
+    assert found["ranks_per_node"] == 2
+    assert states <= found["host_bytes"] <= states + buckets, (states, found)
+    assert 0.4 * states < found["pinned_bytes"]
+
+
+def test_mfu_is_that_of_the_formula(preflight: Any) -> None:
+    """6 N D / (t peak), and the attention: of a Llama of which N counts the matrices that multiply."""
+    found = preflight("zero2", program=USER.with_name("user_trainer.py")).preflight
+    layer = 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 1024
+    tokens, attention = 2 * 2 * 2 * 128, 12 * 4 * 256 * 128
+    flops = tokens * (6 * (4 * layer + 32000 * 256) + attention)
+    expected = [flops / (seconds * 2 * 989e12) for seconds in reversed(found["step_seconds"])]
+    assert found["mfu"] == pytest.approx(expected, rel=0.02) and expected[0] <= expected[1]
+
+
 def test_a_deadlock_is_named_with_its_line(preflight: Any) -> None:
     answer = preflight("--fault", "deadlock")
     assert answer.code == 1 and answer.preflight["steps"] == 3
@@ -128,14 +169,14 @@ def test_a_deadlock_is_named_with_its_line(preflight: Any) -> None:
 def test_a_mistake_is_named_before_a_gpu_hour(
     preflight: Any, fault: str, steps: int, names: list[str]
 ) -> None:
-    answer = preflight(fault, script=WRONG)
+    answer = preflight(fault, program=WRONG)
     outcome = answer.preflight["outcome"]
     assert answer.code == 1 and answer.preflight["steps"] >= steps, outcome
     assert [name for name in names if name not in outcome] == [], outcome
 
 
 def test_arithmetic_gives_real_losses(preflight: Any) -> None:
-    assert preflight("logarithm", script=WRONG, options=("--arithmetic",)).code == 0
+    assert preflight("logarithm", program=WRONG, options=("--arithmetic",)).code == 0
 
 
 @pytest.fixture

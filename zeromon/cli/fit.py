@@ -39,12 +39,13 @@ from typing import Any
 
 import msgspec
 
-from zeromon.base.errors import LaunchError, PlanError, ZeromonError
+from zeromon.base.errors import LaunchError, PlanError
 from zeromon.base.units import human_bytes, human_count
 from zeromon.cli import tell_user
 from zeromon.cli.measured_launch import Request, run_launch
 from zeromon.cli.parser import add_flag, add_list, add_option, positive
 from zeromon.cli.plan_setup import read_config_file
+from zeromon.cli.report import snapshot_or_none
 from zeromon.cli.terminal import show_progress, show_text
 from zeromon.cli.virtual_machine import (
     VirtualMachine,
@@ -345,7 +346,7 @@ class _Search:
         )  # fmt: skip
         done = run_launch(request, lambda message: show_progress(f"  {message}"))
         show_progress("")
-        if self.machine is not None and (run := _read_run_snapshot(done.run)) is not None:
+        if self.machine is not None and (run := snapshot_or_none(done.run)) is not None:
             done = with_device_seconds(done, self.machine.steps_of_ranks(run))
         self.trials.append(done)
         with paths.anchored_folder(self._state.parent, 1) as folder:
@@ -355,7 +356,7 @@ class _Search:
 
     def _check_batch(self, done: Trial) -> None:
         """Notes where the run's own micro-batch is another than what was set."""
-        run = _read_run_snapshot(done.run)
+        run = snapshot_or_none(done.run)
         reported_size = reported_micro_batch(run) if run is not None else None
         if reported_size is not None and reported_size != done.micro_batch:
             self.notes.append(
@@ -383,7 +384,7 @@ class _Search:
     def stages(self) -> list[Stage]:
         """The stages with what is measured and predicted of them."""
         trials = self._of(self._names[0])
-        run = _read_run_snapshot(trials[-1].run) if trials else None
+        run = snapshot_or_none(trials[-1].run) if trials else None
         setup, reason = None, "no launch of the first stage is on record"
         if run is not None:
             try:
@@ -436,15 +437,6 @@ def _peaks_text(trial: Trial) -> str:
         f"{pool} {human_bytes(n)} of {human_bytes(trial.rooms[pool])}" for pool, n in trial.peaks.items()
     ]
     return ", ".join(pool_texts) or "no memory was measured"
-
-
-def _read_run_snapshot(run: str) -> Any:
-    from zeromon.cli.report import snapshot_of
-
-    try:
-        return snapshot_of(run)[0]
-    except ZeromonError:
-        return None
 
 
 # ---- the output of ``zeromon fit`` --------------------------------------------------------------

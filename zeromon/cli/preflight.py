@@ -21,15 +21,14 @@ where it cannot run.
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from zeromon.base.errors import LaunchError, ZeromonError
+from zeromon.base.errors import LaunchError
 from zeromon.cli import tell_user
 from zeromon.cli.measured_launch import Request, run_launch
 from zeromon.cli.parser import add_flag, add_option, positive
-from zeromon.cli.report import snapshot_of
+from zeromon.cli.report import snapshot_or_none
 from zeromon.cli.terminal import show_json, show_progress, show_text
 from zeromon.cli.virtual_machine import (
     VirtualMachine,
@@ -87,9 +86,7 @@ def _run_preflight(
     except LaunchError as failure:
         error = str(failure)
     show_progress("")
-    run = None
-    with suppress(ZeromonError):
-        run = snapshot_of(name)[0]
+    run = snapshot_or_none(name)
     output = request.log.read_text(errors="replace")
     if run is None or not run.ranks:
         ended = Preflight(
@@ -112,7 +109,7 @@ def _run_preflight(
         show_text(preflight_text(run, result))
         if error and not any(rank.status.exception for rank in run.ranks):
             sys.stderr.write("\n".join(output.strip().splitlines()[-12:]) + "\n")
-    return 1 if outcome or error or result.findings else 0
+    return 1 if outcome or error or result.findings or result.growth_bytes else 0
 
 
 # ---- what became of it --------------------------------------------------------------------------

@@ -250,6 +250,13 @@ def _find_newest_snapshot(name: str | None) -> RunSnapshot:
     return max(exact or snapshots, key=lambda run: (run.started_wall, run.taken_wall))
 
 
+def snapshot_or_none(name: str) -> RunSnapshot | None:
+    """Returns the run *name*, live or as recorded; None where there is none."""
+    with suppress(ZeromonError):
+        return snapshot_of(name)[0]
+    return None
+
+
 def snapshot_of(name: str) -> tuple[RunSnapshot, bool]:
     """The run *name*, or the snapshot in the file *name*, and whether its record may be here."""
     path = Path(name)

@@ -98,7 +98,7 @@ def _fold_memory_sample(state: RankState, e: events.MemorySample) -> None:
 
 @folds_event(events.AllocatedPeak)
 def _fold_allocated_peak(state: RankState, e: events.AllocatedPeak) -> None:
-    state.allocated_peak = e
+    state.allocated_peaks.append(e)
 
 
 @folds_event(events.MemoryPeak)

@@ -377,6 +377,9 @@ class Silence:
     """Up to when it is counted already: no total may decrease."""
 
 
+_PEAKS = 64
+
+
 @dataclass(slots=True)
 class RankState:
     """The state of one rank. :func:`~zeromon.fold.fold.fold_event` and the rank's follower change it."""
@@ -470,7 +473,7 @@ class RankState:
     """Peak of *unsharded_now*; -1 while no unit has reported its size."""
 
     memory: events.MemorySample | None = None
-    allocated_peak: events.AllocatedPeak | None = None
+    allocated_peaks: deque[events.AllocatedPeak] = field(default_factory=lambda: deque(maxlen=_PEAKS))
     memory_peak: events.MemoryPeak | None = None
     reserved_at_peak: int = 0
     """Reserved bytes when *memory_peak* was read."""

@@ -487,7 +487,8 @@ def _failed_allocation_count(counted: int, new: int) -> int:
 
 
 def _device_memory_row(state: RankState) -> DeviceMemory | None:
-    sample, device, peak = state.memory, state.memory_peak, state.allocated_peak
+    sample, device, peaks = state.memory, state.memory_peak, state.allocated_peaks
+    peak = peaks[-1] if peaks else None
     if sample is None:
         return None
     return DeviceMemory(
@@ -502,6 +503,7 @@ def _device_memory_row(state: RankState) -> DeviceMemory | None:
         peak_bytes=peak.nbytes if peak else -1,
         peak_phase=_phase_of_peak(peak) if peak else "",
         peak_step=peak.step if peak else 0,
+        peaks=tuple({peak.step: peak.nbytes for peak in peaks}.items()),
     )
 
 

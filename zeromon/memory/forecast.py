@@ -124,6 +124,36 @@ def steady_growth(samples: Samples) -> Growth | None:
     return current if current.was_level or trends[-1].window >= _LONG_WINDOW else None
 
 
+def early_growth(peaks: Samples, last_step: int) -> Growth | None:
+    """Returns the trend of a run that ends after a few steps, by its *peaks*; None without one.
+
+    They must have risen by the same bytes in each step up to *last_step*. Those of the first steps rise
+    when the optimizer makes its states, and a batch that is longer than all before may raise them.
+    """
+    line = [(step, nbytes) for step, nbytes in peaks if _STATES_STEPS < step <= last_step]
+    rises = [b - a for (_, a), (_, b) in pairwise(line)]
+    steps = [step for step, _ in line]
+    if len(rises) < _MIN_RISES or steps != list(range(last_step - len(rises), last_step + 1)):
+        return None
+    slope = median(rises)
+    if max(rises) - min(rises) > _MAX_UNEVENNESS * slope:
+        return None
+    return Growth(
+        slope=slope,
+        slope_low=min(rises),
+        slope_high=max(rises),
+        now_bytes=line[-1][1],
+        middle_bytes=line[-1][1],
+        noise=0.0,
+        window=len(line),
+        since_step=steps[0],
+        grown_bytes=line[-1][1] - line[0][1],
+    )
+
+
+_STATES_STEPS, _MIN_RISES, _MAX_UNEVENNESS = 2, 3, 0.1
+
+
 def _with_onset_step(samples: Samples, trend: Growth) -> Growth:
     """Returns *trend*, prolonged to the steps before its window, with its begin."""
     first_index, was_level = _first_on_line(samples, trend)

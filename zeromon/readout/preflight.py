@@ -3,8 +3,10 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from zeromon.base.units import human_bytes, human_calls, human_ratio, human_seconds
+from zeromon.base.units import human_bytes, human_calls, human_count, human_ratio, human_seconds
+from zeromon.memory.forecast import early_growth
 from zeromon.readout.death_report import deaths
 from zeromon.readout.figures import BYTES, SECONDS, STEP
 from zeromon.readout.report import by_role, finding_lines, memory_block
@@ -69,10 +71,23 @@ class Preflight:
     """The part of it that waits for communication, likewise."""
     mfu: tuple[float, float] | None = None
     """Likewise, the lower first."""
+    mfu_unknown: str = ""
+    """Why it is."""
     wait_rank: int = -1
     """The rank that waits most, whose are the following."""
     waits: tuple[UnitWait, ...] = ()
     """The longest first."""
+    host_bytes: int | None = None
+    """Offloaded states of the ranks of one node; None before a step has counted them."""
+    pinned_bytes: int | None = None
+    """What is pinned on one node, with what torch's allocator of pinned memory rounds up."""
+    ranks_per_node: int = 0
+    growth_bytes: float = 0.0
+    """By which the memory of the rank that grows most does so in each step; 0: by nothing."""
+    growth_steps: int = 0
+    """The steps that say so."""
+    full_step: int = 0
+    """About the step in which that memory runs out."""
     findings: tuple[Finding, ...] = ()
     """Those that a real device would have, too."""
 
@@ -102,6 +117,8 @@ def preflight_result(
     steps = min(r.steps.watched_steps for r in run.ranks)
     oom = rank.memory.out_of_memory
     step, exposed = max(steps_of_ranks, default=(None, None))
+    mfu = _mfu(run, step)
+    per_node = run.ranks[0].config.process.get("local_world_size", 0) or run.ranks[0].world_size
     early_end = outcome if steps < asked_steps else ""
     if any(r.status.exception for r in run.ranks):
         early_end = judge_run(run).cause
@@ -119,14 +136,18 @@ def preflight_result(
         peak_step=rank.steps.last_step + 1 if oom else device.peak_step if device else 0,
         asked_bytes=oom.requested_bytes if oom else -1,
         reserved_bytes=device.reserved_bytes if device else -1,
-        other_bytes=max((s.other_bytes for s in rank.steps.recent), default=-1),
+        other_bytes=_other_bytes(rank),
         capacity_bytes=device.capacity_bytes if device else -1,
         host_seconds=STEP.of_rank(slowest),
         step_seconds=step,
         exposed_seconds=exposed,
-        mfu=_mfu(run, step),
         wait_rank=most_waiting[0],
         waits=tuple(most_waiting[1]),
+        mfu=None if isinstance(mfu, str) else mfu,
+        mfu_unknown=mfu if isinstance(mfu, str) else "",
+        ranks_per_node=per_node,
+        **_host_bytes(run.ranks, per_node),
+        **_growth(run.ranks),
         findings=tuple(f for f in run.findings if _holds_on_device(f, step, exposed)),
     )
 
@@ -144,12 +165,48 @@ def _holds_on_device(finding: Finding, step: Two | None, exposed: Two | None) ->
     return waits or finding.share is None
 
 
-def _mfu(run: RunSnapshot, step: Two | None) -> Two | None:
+def _mfu(run: RunSnapshot, step: Two | None) -> Two | str:
     tokens = tokens_per_step(run)
-    if step is None or not isinstance(tokens, float):
-        return None
+    if step is None or isinstance(tokens, str):
+        return tokens if isinstance(tokens, str) else "no two steps have ended"
     low, high = (mfu_of_run(run, tokens / seconds) for seconds in reversed(step))
-    return (low, high) if isinstance(low, float) and isinstance(high, float) else None
+    return low if isinstance(low, str) else high if isinstance(high, str) else (low, high)
+
+
+def _host_bytes(ranks: Sequence[RankSnapshot], per_node: int) -> dict[str, Any]:
+    """The states on the host of one node: those of the rank with the most, for each of its ranks."""
+    if not all(rank.memory.roles for rank in ranks):
+        return {}
+    pinned = [sum(row.pinned_bytes for row in rank.memory.roles) for rank in ranks]
+    # The allocator's own figure is read once in a while, and may be older than the count of the states
+    pools = [max(n, rank.memory.pinned_bytes) for n, rank in zip(pinned, ranks, strict=True)]
+    most = max(sum(row.host_bytes for row in rank.memory.roles) for rank in ranks)
+    return {"host_bytes": per_node * most, "pinned_bytes": per_node * max(pools) if any(pinned) else 0}
+
+
+def _growth(ranks: Sequence[RankSnapshot]) -> dict[str, Any]:
+    """The growth that fills a device soonest, where it does so in a run of usual length."""
+    trends = [
+        (
+            round(last + trend.steps_left(device.capacity_bytes - max(0, _other_bytes(rank)))[0]),
+            trend.slope,
+            trend.window,
+        )
+        for rank in ranks
+        if (device := rank.memory.device) is not None
+        and (trend := early_growth(device.peaks, last := rank.steps.last_step)) is not None
+    ]
+    full_step, slope, window = min(trends, default=(_LONGEST_STEPS, 0.0, 0))
+    if full_step >= _LONGEST_STEPS:
+        return {}
+    return {"full_step": full_step, "growth_bytes": slope, "growth_steps": window}
+
+
+_LONGEST_STEPS = 100_000
+
+
+def _other_bytes(rank: RankSnapshot) -> int:
+    return max((step.other_bytes for step in rank.steps.recent), default=-1)
 
 
 def _used_bytes(rank: RankSnapshot) -> int:
@@ -167,6 +224,10 @@ def preflight_text(run: RunSnapshot, result: Preflight) -> str:
         f"  memory    {_memory_sentence(result)}",
         f"  step      {_step_sentence(result)}",
     ]
+    if result.host_bytes is None or result.host_bytes:
+        head.insert(-1, f"  host      {_host_sentence(result)}")
+    if result.growth_bytes:
+        head.append(f"  leak      {_growth_sentence(result)}")
     if result.outcome:
         head.append(f"  ended     after {result.steps} steps: {result.outcome}")
     blocks = [
@@ -201,6 +262,21 @@ def _memory_sentence(result: Preflight) -> str:
     )
 
 
+def _host_sentence(result: Preflight) -> str:
+    if result.host_bytes is None:
+        return "n/a: no optimizer step has counted the states"
+    states = f"{human_bytes(result.host_bytes)} of offloaded states per node"
+    pinned = f"{human_bytes(result.pinned_bytes)} pinned, as torch's allocator rounds it"
+    return f"{states} of {result.ranks_per_node} ranks; {pinned}"
+
+
+def _growth_sentence(result: Preflight) -> str:
+    text = f"memory grows {human_bytes(round(result.growth_bytes))} per step"
+    if result.fits:
+        text += f": out of memory at about step {human_count(result.full_step)}"
+    return f"{text}, by the peaks of {result.growth_steps} steps"
+
+
 def _step_sentence(result: Preflight) -> str:
     if result.step_seconds is None or result.exposed_seconds is None:
         return "n/a: no two steps have ended"
@@ -213,6 +289,8 @@ def _step_sentence(result: Preflight) -> str:
         sentences.append(f"MFU {_between_limits(human_ratio, result.mfu)}")
     if len(set(result.step_seconds)) > 1:
         sentences.append("from a host that is always ahead to one that takes 9 us an operator")
+    if result.mfu is None:
+        sentences.append(f"MFU n/a ({result.mfu_unknown})")
     return ", ".join(sentences)
 
 

@@ -122,6 +122,8 @@ class DeviceMemory:
     peak_phase: str = ""
     """The phase in which it did; "setup" before the first forward, "" where unknown."""
     peak_step: int = 0
+    peaks: tuple[tuple[int, int], ...] = ()
+    """The last steps, as the host counts them, in which the peak rose, and to how many bytes."""
 
     @property
     def headroom_bytes(self) -> int:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--fault", choices=("", "deadlock", "nan"), default="")
+parser.add_argument("--fault", choices=("", "deadlock", "nan", "leak", "lengths"), default="")
 parser.add_argument("--width", type=int, default=1024)
 parser.add_argument("--batch", type=int, default=512)
 options = parser.parse_args()
@@ -34,11 +34,16 @@ for layer in model:
     fully_shard(layer)
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+kept = []
 for step in range(1000):
-    loss = model(torch.randn(options.batch, width, device="cuda")).square().mean()
+    # As a padded batch is as long as its longest sequence
+    length = options.batch * (8 + step * 5 % 17) if options.fault == "lengths" else options.batch
+    loss = model(torch.randn(length, width, device="cuda")).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+    if options.fault == "leak":
+        kept.append(torch.empty(120 << 20, dtype=torch.uint8, device="cuda"))
     if options.fault == "deadlock" and step == 2 and rank == 0:
         dist.barrier()
     if options.fault == "nan" and not torch.isfinite(loss):
