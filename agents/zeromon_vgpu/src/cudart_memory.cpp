@@ -38,12 +38,23 @@ public:
   explicit Copy(const Rows& rows) : rows_(rows) {}
   bool move() override {
     for (std::size_t row = 0; row < rows_.height; ++row)
-      std::memmove(rows_.to + row * rows_.to_pitch, rows_.from + row * rows_.from_pitch, rows_.width);
+      move_row(rows_.to + row * rows_.to_pitch, rows_.from + row * rows_.from_pitch);
     return true;
   }
   std::unique_ptr<Action> copy() const override { return std::make_unique<Copy>(rows_); }
 
 private:
+  // Pages that are zero at both ends stay untouched: parameters that kernels filled, and that a framework
+  // moves about, would otherwise take the host's memory and its time.
+  void move_row(char* to, const char* from) const {
+    std::size_t step = rows_.width < kLargeCopy ? rows_.width : kPage;
+    for (std::size_t at = 0; at < rows_.width; at += step) {
+      std::size_t part = std::min(step, rows_.width - at);
+      if (step != kPage || !vgpu::is_zero(from + at, part) || !vgpu::is_zero(to + at, part))
+        std::memmove(to + at, from + at, part);
+    }
+  }
+
   Rows rows_;
 };
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 namespace vgpu {
@@ -67,6 +68,11 @@ bool unmap_block(void* start);
 void add_block(void* start, std::size_t bytes, int device, Place place);
 void remove_block(void* start);
 bool find_block(const void* address, Block* block);
+// Whether all bytes are zero, as those of a page are that nobody has touched.
+inline bool is_zero(const void* start, std::size_t bytes) {
+  auto* from = static_cast<const char*>(start);
+  return from[0] == 0 && std::memcmp(from, from + 1, bytes - 1) == 0;
+}
 // Moves the block of device memory at an address into a file, where it stays; false if it cannot be
 // shared. No bytes may move meanwhile (pause_data).
 bool share_block(const void* address, Block* block);

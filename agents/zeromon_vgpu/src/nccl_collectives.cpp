@@ -60,6 +60,8 @@ double bus_bytes(const Request& r) {
   return full_bytes(r) * factor;
 }
 
+constexpr std::size_t kBlankBytes = 4096;
+
 class Collective : public vgpu::Action {
 public:
   explicit Collective(const Request& request) : r_(request) {
@@ -107,21 +109,22 @@ public:
   }
 
   bool move() override {
-    // Bytes are objects that Python has packed: it reads them, however many they are.
-    bool is_packed = r_.type <= 1;
+    // Bytes are objects that Python has packed: it reads them, however many they are. Large ones that
+    // begin with zeros are none, but parameters that no host has written, as ZeRO-3 broadcasts them.
+    bool is_packed = r_.type <= 1, is_large = full_bytes(r_) > vgpu::machine().largest_payload;
     if (r_.comm->aborted) return true;
-    if (!is_packed && full_bytes(r_) > vgpu::machine().largest_payload) return true;
+    if (!is_packed && is_large) return true;
     if (stuck_) return false;
     auto* payloads = r_.comm->shared->payloads[r_.sequence % kSlots];
     Payload& mine = payloads[r_.comm->place];
     if (mine.posted != r_.sequence + 1) {
-      mine.source = r_.source;
+      mine.source = is_large && is_blank() ? nullptr : r_.source;
       mine.posted = r_.sequence + 1;
       ring_data(*r_.comm);
     }
     if (mine.read != r_.sequence + 1) {
       if (!all_have(payloads, &Payload::posted)) return false;
-      read(payloads);
+      if (!is_large || are_written(payloads)) read(payloads);
       mine.read = r_.sequence + 1;
       ring_data(*r_.comm);
     }
@@ -174,6 +177,19 @@ private:
   bool all_have(const Payload* payloads, std::atomic<std::uint64_t> Payload::*tag) const {
     for (int place = 0; place < r_.comm->places(); ++place)
       if (payloads[place].*tag < r_.sequence + 1) return false;
+    return true;
+  }
+
+  bool is_blank() const {
+    return r_.source && vgpu::is_zero(r_.source, std::min<std::size_t>(r_.count, kBlankBytes));
+  }
+
+  bool are_written(const Payload* payloads) const {
+    for (int place = 0; place < r_.comm->places(); ++place) {
+      bool is_read = r_.function != Function::broadcast ||
+                     r_.comm->running[static_cast<std::size_t>(place)] == r_.root;
+      if (is_read && !payloads[place].source) return false;
+    }
     return true;
   }
 
