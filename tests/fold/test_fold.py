@@ -10,7 +10,7 @@ from builders import MS, changed, collective, folded, host, run, span, state, st
 
 from zeromon.fold.fold import fold_event, fold_records
 from zeromon.fold.ledger import Observed
-from zeromon.fold.state import RankState, note_group_facts
+from zeromon.fold.state import RankState
 from zeromon.fold.summarize import measured_cost, summarize_rank
 from zeromon.readout.report import engine_block
 from zeromon.readout.text import overhead_text
@@ -218,12 +218,12 @@ def test_a_second_optimizer_extends_the_step() -> None:
 def test_a_fact_of_a_group_that_is_no_number_is_unknown(fact: object) -> None:
     """A damaged ring, or one that somebody else wrote."""
     made = folded([*collective(0, 10, 2), step(1, 0, 20)])
-    note_group_facts(made, 1, {"label": "world", "size": fact, "nodes": fact, "ranks": [fact]})
+    made.note_group_facts(1, {"label": "world", "size": fact, "nodes": fact, "ranks": [fact]})
     shown = summarize_rank(made)
     (row,) = shown.communication.collectives
     assert (row.group, row.group_size, row.nodes) == ("world", 1, 0)
     assert shown.communication.groups[0].ranks == ()
-    note_group_facts(made, 1, {"label": "world", "size": 4, "nodes": 2, "ranks": [0, 1, 2, 3]})
+    made.note_group_facts(1, {"label": "world", "size": 4, "nodes": 2, "ranks": [0, 1, 2, 3]})
     shown = summarize_rank(made)
     assert (shown.communication.collectives[0].group_size, shown.communication.collectives[0].nodes) == (
         4,

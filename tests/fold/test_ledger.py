@@ -18,7 +18,7 @@ from zeromon.fold.ledger import (
     startup_ns_by_part,
     with_lost_steps,
 )
-from zeromon.fold.state import RankState, Silence, stats_row
+from zeromon.fold.state import RankState, Silence
 from zeromon.readout.ledger import USEFUL
 from zeromon.ring.events import (
     Activity,
@@ -295,7 +295,7 @@ def test_totals_only_grow_and_leave_the_last_step_out() -> None:
 def test_exposed_time_is_split_by_dimension_and_by_the_rank_that_was_waited_for() -> None:
     rank = state(SET_UP)
     rank.groups[1] = {"label": "mesh_tp", "size": 2}
-    row = stats_row(rank, Op.ALL_REDUCE, 1, Phase.FORWARD, 0)
+    row = rank.stats_row(Op.ALL_REDUCE, 1, Phase.FORWARD, 0)
     row.exposed_ns = 40 * MS
     row.matched_ns += 20 * MS
     row.waited_for(3, 15 * MS)

@@ -133,7 +133,8 @@ def test_file_headings_and_page_fields_stay_as_users_know_them() -> None:
     assert of_ranks >= {"step", "exposed", "share", "overlap", "memory", "risk", "late", "waits"}
     assert {column["field"] for column in runs_page.COLUMNS} >= {"step", "exposed", "memory"}
     assert set(COMPARED) == {
-        "rank", "steps", "step", "exposed", "overlap", "late", "wait", "memory", "risk",
+        "rank", "steps", "step", "exposed", "exposed_seconds", "overlap", "late", "wait", "waits",
+        "memory", "headroom", "risk",
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from zeromon.base.units import printable_values
 from zeromon.fold.checkpoint import Checkpoint, checkpoint_of_state, restore_totals
 from zeromon.fold.fold import fold_records
-from zeromon.fold.state import RankState, note_group_facts
+from zeromon.fold.state import RankState
 from zeromon.probes.cpu_pressure import PressureReader
 from zeromon.probes.disk import DiskReader
 from zeromon.probes.host_memory import HostReader
@@ -125,7 +125,7 @@ class RankFollower:
             if name.kind == NameKind.META:
                 state.meta.update(payload)
             elif name.kind == NameKind.GROUP:
-                note_group_facts(state, name.id, payload)
+                state.note_group_facts(name.id, payload)
             elif name.kind == NameKind.UNIT:
                 state.units[name.id] = fqn = str(payload.get("fqn", ""))
                 if fqn == BACKGROUND:

@@ -30,7 +30,7 @@ from zeromon.diagnosis.stalls import find_stalls
 from zeromon.diagnosis.stragglers import find_stragglers
 from zeromon.fold import checkpoint
 from zeromon.fold.checkpoint import Checkpoint
-from zeromon.fold.state import RankState, Silence, group_id
+from zeromon.fold.state import RankState, Silence
 from zeromon.fold.summarize import summarize_rank
 from zeromon.memory.forecast import host_risk, risks_of_rank, with_earlier_onset
 from zeromon.probes import process
@@ -463,7 +463,7 @@ class RunFollower:
             for group in {arrival.group for arrival in state.arrivals}:
                 ranks = state.groups.get(group, {}).get("ranks", ())
                 local = len(local_ranks.intersection(ranks))
-                groups[group] = group_id(state, group), local, len(ranks)
+                groups[group] = state.group_id(group), local, len(ranks)
             self._skew.record_arrivals(state.rank, groups, state.arrivals)
             state.arrivals.clear()
 

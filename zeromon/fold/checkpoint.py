@@ -22,7 +22,6 @@ from zeromon.fold.state import (
     ScalarTotals,
     Silence,
     UnitTotals,
-    stats_row,
 )
 from zeromon.ring.events import Activity, Op, Path, Phase, Role, Scalar
 
@@ -118,7 +117,7 @@ def restore_totals(state: RankState, totals: Checkpoint) -> None:
         for field in fields(OpTotals):
             setattr(state.ops[of_op], field.name, getattr(op_totals, field.name))
     for key, known_row in totals.traffic.items():
-        row = stats_row(state, *key)
+        row = state.stats_row(*key)
         for name in _ROW_FIELDS:
             setattr(row, name, getattr(known_row, name))
 

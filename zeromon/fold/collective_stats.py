@@ -14,7 +14,7 @@ from typing import Final
 
 from zeromon.ring.events import Op, Phase
 from zeromon.snapshot import CollectiveStatsRow
-from zeromon.snapshot.communication import SIZE_BOUNDS, SizeRow, algbw, bus_factor
+from zeromon.snapshot.communication import SIZE_BOUNDS, SizeRow, algbw, bus_factor, busbw
 
 DECAY: Final = 0.9
 FAINT_NS = 1e-6
@@ -47,6 +47,19 @@ class OpTotals:
     recent_unknown_bytes: float = 0.0
     """Bytes of calls whose span is only a bound; it decays as :attr:`recent_bytes`."""
     best_busbw: float = 0.0
+
+    def recent_bus_bandwidth(self, op: Op, size: int) -> float | None:
+        """Bus bandwidth over the last steps, bytes/s; None where none is known any more.
+
+        That is long after the last call, where nearly all calls have no known span, and for the totals
+        of a damaged record.
+        """
+        all_bytes = self.recent_bytes + self.recent_unknown_bytes
+        if not math.isfinite(all_bytes) or self.recent_ns < FAINT_NS:
+            return None
+        if self.recent_bytes < MIN_KNOWN * all_bytes:
+            return None
+        return busbw(op, self.recent_bytes, self.recent_ns / 1e9, size)
 
 
 class Sums:

@@ -3,17 +3,7 @@
 from typing import Final
 
 from zeromon.fold.collective_stats import CollectiveStats, OpTotals, size_bucket_index
-from zeromon.fold.state import (
-    MAX_IN_FLIGHT,
-    NO_CALLS,
-    Arrival,
-    Call,
-    RankState,
-    folds_event,
-    group_id,
-    group_label,
-    stats_row,
-)
+from zeromon.fold.state import MAX_IN_FLIGHT, NO_CALLS, Arrival, Call, RankState, folds_event
 from zeromon.ring.events import (
     OP,
     PHASE,
@@ -61,7 +51,7 @@ def shared_call_of(state: RankState, word2: int) -> Call | None:
     is_issue = word2 & 255 == _ISSUED
     counts = not flags & (_INFERRED if is_issue else _FAILED)
     if counts:
-        row = stats_row(state, OP[op], group, PHASE[phase], unit)
+        row = state.stats_row(OP[op], group, PHASE[phase], unit)
     else:
         # A row of its own: stats_row() would list calls in the traffic that it never counts
         row = CollectiveStats(OP[op], 1, 0, OpTotals())
@@ -277,7 +267,7 @@ def _fold_stream_stall(state: RankState, e: Stall) -> None:
     if group is None:
         return
     state.ops[e.op, group].exposed_ns += e.blocked_ns
-    row = stats_row(state, e.op, group, e.phase, e.unit)
+    row = state.stats_row(e.op, group, e.phase, e.unit)
     row.exposed_ns += e.blocked_ns
     step_sums = row.at_device(state.device_steps) if state.on_device else row.at(state.timed_steps)
     step_sums.exposed_ns += e.blocked_ns
@@ -363,7 +353,7 @@ def group_progress_row(state: RankState, group: int, dim: str) -> GroupProgress:
     of_group = state.group_calls.get(group, NO_CALLS)
     call = _newest_group_call(state, group)
     return GroupProgress(
-        group_id=group_id(state, group), label=group_label(state, group),
+        group_id=state.group_id(group), label=state.group_label(group),
         ranks=tuple(state.groups[group].get("ranks", ())), sequence=call.sequence, op=call.op,
         nbytes=call.nbytes, unit=call.unit, phase=call.phase, dim=dim,
         step_sequence=of_group.step_until if of_group.step_until > of_group.step_from >= 0 else -1,
@@ -406,7 +396,7 @@ def group_call_histories(state: RankState, group_name: str) -> list[CallHistory]
             in_cpp=issued_in_cpp(state, group),
         )
         for group, of_group in state.group_calls.items()
-        if group_id(state, group) == group_name
+        if state.group_id(group) == group_name
     ]
 
 
@@ -418,9 +408,9 @@ def in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
         entries += _raised_calls(state)
     rows = [
         InFlight(
-            op=e.op.label, group=group_label(state, e.group), sequence=number,
+            op=e.op.label, group=state.group_label(e.group), sequence=number,
             unit=state.units.get(e.unit, ""), phase=e.phase.label, nbytes=e.nbytes, issued_ns=e.t_ns,
-            group_id=group_id(state, e.group),
+            group_id=state.group_id(e.group),
         )
         for group in {e.group for e in entries}
         for number, e in _number_entries(state, [e for e in entries if e.group == group]).items()

@@ -22,7 +22,6 @@ from zeromon.fold.state import (
     ScalarTotals,
     Spent,
     folds_event,
-    stats_row,
 )
 from zeromon.fold.steps import record_by_host
 from zeromon.ring import events
@@ -268,7 +267,7 @@ def _time_gradient_buckets(state: RankState, e: events.BackwardComm) -> None:
     spans = serial_transfer_spans(ready_ns, [bucket.nbytes for bucket in buckets], e.t_ns)
     # Not strict: no spans where the buckets have no bytes, or the end precedes the last of them
     for bucket, (start, end_ns) in zip(buckets, spans, strict=False):
-        row = stats_row(state, events.Op.ALL_REDUCE, bucket.group, events.Phase.BACKWARD, bucket.unit)
+        row = state.stats_row(events.Op.ALL_REDUCE, bucket.group, events.Phase.BACKWARD, bucket.unit)
         exposed = max(0, end_ns - max(start, e.compute_end_ns))
         row.calls += 1
         row.exposed_ns += exposed

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from zeromon.fold.state import LedgerSums, RankState, Silence, dimension_names
+from zeromon.fold.state import LedgerSums, RankState, Silence
 from zeromon.ring.events import Activity, ExitKind, Phase, SetUp
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.host import ExtensionLock, HostMemory
@@ -308,7 +308,7 @@ def _add_step_under_way(
 def _split_exposed_time(state: RankState, total_ns: float) -> list[LedgerRow]:
     """Splits the exposed time of all steps by dimension, and by the rank that was waited for."""
     weights: dict[tuple[Cause, str], float] = defaultdict(float)
-    dims = dimension_names(state)
+    dims = state.dimension_names()
     for (_, group, phase, _), row in state.traffic.items():
         if phase in _TRAINING_PHASES and row.exposed_ns:
             # Waits are known of matched calls alone: scaled, they stand for the calls without a match

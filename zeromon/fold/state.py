@@ -5,14 +5,13 @@ Times are nanoseconds of CLOCK_MONOTONIC, sizes bytes, ratios 0..1.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
-from zeromon.fold.collective_stats import FAINT_NS, MIN_KNOWN, CollectiveStats, Key, OpTotals
+from zeromon.fold.collective_stats import CollectiveStats, Key, OpTotals
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
 from zeromon.ring import events
 from zeromon.ring.strategy import (
@@ -24,7 +23,7 @@ from zeromon.ring.strategy import (
     parse_dimension_metadata,
 )
 from zeromon.snapshot import StepSummary
-from zeromon.snapshot.communication import Act, Dimension, busbw
+from zeromon.snapshot.communication import Act, Dimension
 from zeromon.snapshot.intervals import common_set, set_length, union_set
 from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.levels import UNTIMED
@@ -509,29 +508,81 @@ class RankState:
     idle_pairs: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_PAIRS))
     """(an idle step, the mean of its two neighbours), nanoseconds."""
 
+    def group_label(self, group: int) -> str:
+        """The display name of a group; "unknown" without one."""
+        return str(self.groups.get(group, {}).get("label", "unknown"))
 
-def group_label(state: RankState, group: int) -> str:
-    """The display name of a group; "unknown" without one."""
-    return str(state.groups.get(group, {}).get("label", "unknown"))
+    def group_size(self, group: int) -> int:
+        """Ranks in a group; 1 when it is unknown."""
+        return int(self.groups.get(group, {}).get("size", 1))
 
+    def note_group_facts(self, group: int, facts: dict[str, Any]) -> None:
+        """Notes the *facts* of a group; rows that its first calls have made before get its size.
 
-def group_size(state: RankState, group: int) -> int:
-    """Ranks in a group; 1 when it is unknown."""
-    return int(state.groups.get(group, {}).get("size", 1))
+        A fact of another type than the agents write, from a damaged or hostile ring, is unknown.
+        """
+        checks = {"size": _is_valid_count, "nodes": _is_valid_count, "ranks": _are_valid_ranks}
+        self.groups[group] = {
+            name: fact for name, fact in facts.items() if name not in checks or checks[name](fact)
+        }
+        for (op, of, _, _), row in self.traffic.items():
+            if of == group:
+                row.set_group_size(op, self.group_size(group))
 
+    def group_id(self, group: int) -> str:
+        """A name of a group that is the same on all members: its label, its own name, and its ranks."""
+        facts = self.groups.get(group, {})
+        ranks = ",".join(str(r) for r in facts.get("ranks", ())[:_MAX_ID_CHARS])  # more have no room
+        return f"{facts.get('label', '?')}/{facts.get('name', '')}/{ranks}"[:_MAX_ID_CHARS]
 
-def note_group_facts(state: RankState, group: int, facts: dict[str, Any]) -> None:
-    """Notes the *facts* of a group; rows that its first calls have made before get its size.
+    def stats_row(self, op: events.Op, group: int, phase: events.Phase, unit: int) -> CollectiveStats:
+        """Returns the sums of one row of communication; makes them at the first call."""
+        row = self.traffic.get((op, group, phase, unit))
+        if row is None:
+            totals = self.ops[op, group]
+            row = CollectiveStats(op, self.group_size(group), self.timed_steps, totals)
+            self.traffic[op, group, phase, unit] = row
+            if unit:
+                self.unit_groups[op, unit] = group
+        return row
 
-    A fact of another type than the agents write, from a damaged or hostile ring, is unknown.
-    """
-    checks = {"size": _is_valid_count, "nodes": _is_valid_count, "ranks": _are_valid_ranks}
-    state.groups[group] = {
-        name: fact for name, fact in facts.items() if name not in checks or checks[name](fact)
-    }
-    for (op, of, _, _), row in state.traffic.items():
-        if of == group:
-            row.set_group_size(op, group_size(state, group))
+    def _sent_dimensions(self) -> list[DimensionMetadata]:
+        return parse_dimension_metadata(self.meta.get("dimensions"))
+
+    def dimension_names(self) -> dict[int, str]:
+        """Group -> the name of its dimension: as the agent found it, else by the label of the group."""
+        named = {number: dim_name_of(self.group_label(number)) for number in self.groups}
+        for sent in self._sent_dimensions():
+            named |= dict.fromkeys(sent["groups"], sent["name"])
+        return named
+
+    def rank_dimensions(self) -> tuple[Dimension, ...]:
+        """Returns the dimensions of the rank, each with the largest of its groups."""
+        by_name = {
+            sent["name"]: Dimension(
+                name=sent["name"], size=sent["size"], nodes=sent["nodes"], used=sent["used"]
+            )
+            for sent in self._sent_dimensions()
+        }
+        for number, name in self.dimension_names().items():
+            dimension = by_name.get(name) or Dimension(name=name)
+            by_name[name] = replace(
+                dimension,
+                size=max(dimension.size, self.group_size(number)),
+                nodes=max(dimension.nodes, int(self.groups.get(number, {}).get("nodes", 0))),
+                used=True,
+            )
+        return tuple(by_name.values())
+
+    def strategy_label(self, fields: Strategy) -> str:
+        """The label of strategy *fields*; the agent's own where this version does not know it."""
+        return fields.label if fields != Strategy() else str(self.meta.get("strategy", fields.label))
+
+    def rank_strategy(self, dims: Iterable[Dimension]) -> Strategy:
+        """The strategy that the agent sent, with those of the rank's *dims* that split the model."""
+        used = {dim_by_name(dim.name) for dim in dims if dim.used and dim.size > 1}
+        split_dims = tuple(dim for dim in MODEL_PARALLEL if dim in used)
+        return replace(Strategy.read(self.meta), parts=split_dims)
 
 
 def _is_valid_count(fact: object) -> bool:
@@ -541,41 +592,6 @@ def _is_valid_count(fact: object) -> bool:
 
 def _are_valid_ranks(fact: object) -> bool:
     return isinstance(fact, list) and all(map(_is_valid_count, fact))
-
-
-def group_id(state: RankState, group: int) -> str:
-    """A name of a group that is the same on all members: its label, its own name, and its ranks."""
-    facts = state.groups.get(group, {})
-    ranks = ",".join(str(r) for r in facts.get("ranks", ())[:_MAX_ID_CHARS])  # more have no room
-    return f"{facts.get('label', '?')}/{facts.get('name', '')}/{ranks}"[:_MAX_ID_CHARS]
-
-
-def recent_bus_bandwidth(op: events.Op, totals: OpTotals, size: int) -> float | None:
-    """Bus bandwidth over the last steps, bytes/s; None where none is known any more.
-
-    That is long after the last call, where nearly all calls have no known span, and for the totals of a
-    damaged record.
-    """
-    all_bytes = totals.recent_bytes + totals.recent_unknown_bytes
-    if not math.isfinite(all_bytes) or totals.recent_ns < FAINT_NS:
-        return None
-    if totals.recent_bytes < MIN_KNOWN * all_bytes:
-        return None
-    return busbw(op, totals.recent_bytes, totals.recent_ns / 1e9, size)
-
-
-def stats_row(
-    state: RankState, op: events.Op, group: int, phase: events.Phase, unit: int
-) -> CollectiveStats:
-    """Returns the sums of one row of communication; makes them at the first call."""
-    row = state.traffic.get((op, group, phase, unit))
-    if row is None:
-        totals = state.ops[op, group]
-        row = CollectiveStats(op, group_size(state, group), state.timed_steps, totals)
-        state.traffic[op, group, phase, unit] = row
-        if unit:
-            state.unit_groups[op, unit] = group
-    return row
 
 
 _E = TypeVar("_E", bound=events.Event)
@@ -593,49 +609,3 @@ def folds_event(event: type[_E]) -> Callable[[_Handler[_E]], _Handler[_E]]:
         return handler
 
     return register_handler
-
-
-# ---- the dimensions of a rank's process groups, and its strategy with the model parallelism -----
-
-
-def _sent_dimensions(state: RankState) -> list[DimensionMetadata]:
-    return parse_dimension_metadata(state.meta.get("dimensions"))
-
-
-def dimension_names(state: RankState) -> dict[int, str]:
-    """Group -> the name of its dimension: as the agent found it, else by the label of the group."""
-    named = {number: dim_name_of(group_label(state, number)) for number in state.groups}
-    for sent in _sent_dimensions(state):
-        named |= dict.fromkeys(sent["groups"], sent["name"])
-    return named
-
-
-def rank_dimensions(state: RankState) -> tuple[Dimension, ...]:
-    """Returns the dimensions of the rank, each with the largest of its groups."""
-    by_name = {
-        sent["name"]: Dimension(
-            name=sent["name"], size=sent["size"], nodes=sent["nodes"], used=sent["used"]
-        )
-        for sent in _sent_dimensions(state)
-    }
-    for number, name in dimension_names(state).items():
-        dimension = by_name.get(name) or Dimension(name=name)
-        by_name[name] = replace(
-            dimension,
-            size=max(dimension.size, group_size(state, number)),
-            nodes=max(dimension.nodes, int(state.groups.get(number, {}).get("nodes", 0))),
-            used=True,
-        )
-    return tuple(by_name.values())
-
-
-def strategy_label(state: RankState, fields: Strategy) -> str:
-    """Returns the label of strategy *fields*; the agent's own where this version does not know it."""
-    return fields.label if fields != Strategy() else str(state.meta.get("strategy", fields.label))
-
-
-def rank_strategy(state: RankState, dims: Iterable[Dimension]) -> Strategy:
-    """Returns the strategy that the agent sent, with those of the rank's *dims* that split the model."""
-    used = {dim_by_name(dimension.name) for dimension in dims if dimension.used and dimension.size > 1}
-    split_dims = tuple(dim for dim in MODEL_PARALLEL if dim in used)
-    return replace(Strategy.read(state.meta), parts=split_dims)

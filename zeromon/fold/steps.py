@@ -9,16 +9,7 @@ from typing import Any, Final
 
 from zeromon.fold.collectives import forget_ended_calls
 from zeromon.fold.ledger import add_ledger_step
-from zeromon.fold.state import (
-    STEP_BUCKETS,
-    EndedPhase,
-    PipelineCall,
-    RankState,
-    Window,
-    folds_event,
-    group_size,
-    recent_bus_bandwidth,
-)
+from zeromon.fold.state import STEP_BUCKETS, EndedPhase, PipelineCall, RankState, Window, folds_event
 from zeromon.ring import events
 from zeromon.ring.codes import ENQUEUED
 from zeromon.snapshot import StepSummary
@@ -244,7 +235,7 @@ def record_timed_step(state: RankState, e: events.StepMark, window: Window) -> N
 def _decay_bandwidths(state: RankState) -> None:
     """Takes the bandwidths of the step that has ended, and lets their sums forget a fifth of it."""
     for (op, group), totals in state.ops.items():
-        bandwidth = recent_bus_bandwidth(op, totals, group_size(state, group))
+        bandwidth = totals.recent_bus_bandwidth(op, state.group_size(group))
         totals.best_busbw = max(totals.best_busbw, bandwidth or 0.0)
         totals.recent_bytes *= 0.8
         totals.recent_unknown_bytes *= 0.8

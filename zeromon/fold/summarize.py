@@ -19,18 +19,7 @@ from zeromon.fold.ledger import (
     startup_ns_by_part,
 )
 from zeromon.fold.saved_totals import PathTotals
-from zeromon.fold.state import (
-    RankState,
-    Spent,
-    dimension_names,
-    folds_event,
-    group_label,
-    group_size,
-    rank_dimensions,
-    rank_strategy,
-    recent_bus_bandwidth,
-    strategy_label,
-)
+from zeromon.fold.state import RankState, Spent, folds_event
 from zeromon.fold.steps import pipeline_summary_row, unit_rows
 from zeromon.memory.reconcile import expected_rows
 from zeromon.ring.events import AllocatedPeak, Loading, LoadingRead, Path, Phase
@@ -83,7 +72,7 @@ _FRAME_CHARS = 240
 def summarize_rank(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSnapshot:
     """Returns the frozen snapshot of *state* and of what was observed of its process."""
     meta = state.meta
-    fields = rank_strategy(state, dimensions := rank_dimensions(state))
+    fields = state.rank_strategy(dimensions := state.rank_dimensions())
     config = _config_record(state)
     return RankSnapshot(
         rank=state.rank,
@@ -92,7 +81,7 @@ def summarize_rank(state: RankState, observed: Observed = NOTHING_OBSERVED) -> R
         pid=state.pid,
         node=str(meta.get("node", "")),
         device=str(meta.get("device", "cpu")),
-        strategy=strategy_label(state, fields),
+        strategy=state.strategy_label(fields),
         strategy_fields=fields,
         dimensions=dimensions,
         status=_status_record(state, observed),
@@ -168,7 +157,7 @@ def _communication_record(state: RankState, observed: Observed) -> RankCommunica
     communication = sum(s.communication_ns for s in comm_known) if is_known else 0
     exposed = sum(s.exposed_ns for s in timed)
     spent_ns = sum(s.end_ns - s.start_ns for s in timed)
-    dims = dimension_names(state)
+    dims = state.dimension_names()
     return RankCommunication(
         overlap_ratio=overlap_ratio(communication, sum(s.exposed_ns for s in comm_known)),
         exposed_ratio=exposed / spent_ns if spent_ns else None,
@@ -186,7 +175,7 @@ def _communication_record(state: RankState, observed: Observed) -> RankCommunica
             state.timed_steps,
             state.device_steps,
             {
-                number: (group_label(state, number), int(facts.get("nodes", 0)), dims[number])
+                number: (state.group_label(number), int(facts.get("nodes", 0)), dims[number])
                 for number, facts in state.groups.items()
             },
             state.units,
@@ -404,7 +393,7 @@ def _counts_by_label(state: RankState, counts: dict[int, int]) -> dict[str, int]
     """Counts by group label; adds up the groups that share a label."""
     by_label: dict[str, int] = {}
     for group, count in counts.items():
-        label = group_label(state, group)
+        label = state.group_label(group)
         by_label[label] = by_label.get(label, 0) + count
     return by_label
 
@@ -413,10 +402,10 @@ def _collective_totals_rows(state: RankState, dims: dict[int, str]) -> tuple[Col
     """One row per operation and group label; adds up the groups that share a label."""
     rows: dict[tuple[str, str], CollectiveRow] = {}
     for (op, group), totals in sorted(state.ops.items()):
-        size = group_size(state, group)
+        size = state.group_size(group)
         row = CollectiveRow(
             op=op.label,
-            group=group_label(state, group),
+            group=state.group_label(group),
             group_size=size,
             count=totals.count,
             timed=totals.timed,
@@ -425,7 +414,7 @@ def _collective_totals_rows(state: RankState, dims: dict[int, str]) -> tuple[Col
             nodes=int(state.groups.get(group, {}).get("nodes", 0)),
             seconds=totals.duration_ns / 1e9,
             exposed_seconds=totals.exposed_ns / 1e9,
-            busbw_bytes_per_second=recent_bus_bandwidth(op, totals, size),
+            busbw_bytes_per_second=totals.recent_bus_bandwidth(op, size),
             best_busbw_bytes_per_second=totals.best_busbw,
             dim=dims.get(group, ""),
         )

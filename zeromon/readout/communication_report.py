@@ -1,13 +1,6 @@
 """Communication of a run as text: by operation, by unit, by size, and the pipeline's stages. Pure."""
 
-from zeromon.base.units import (
-    human_bytes,
-    human_calls,
-    human_count,
-    human_rate,
-    human_ratio,
-    human_seconds,
-)
+from zeromon.base.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 from zeromon.readout.dimensions import (
     ACTIONS,
     bubble_text,
@@ -16,7 +9,7 @@ from zeromon.readout.dimensions import (
     pipeline_text,
     slowest_text,
 )
-from zeromon.readout.figures import BYTES, COUNT, RATE, SECONDS
+from zeromon.readout.figures import BYTES, CALLS, COUNT, RATE, SECONDS
 from zeromon.readout.tables import TRAFFIC_COLUMNS, Column, aligned_table, pick_columns, text_table
 from zeromon.readout.text import busbw_unknown, exposed_unknown, in_graphs, overlap_unknown
 from zeromon.snapshot import RankSnapshot, RunSnapshot
@@ -33,8 +26,8 @@ def by_operation(run: RunSnapshot) -> str:
         Column("group", lambda row: f"{row.group}({row.group_size})"),
         Column("calls", lambda row: row.count, COUNT),
         Column("bytes", lambda row: row.nbytes, BYTES),
-        Column("time", lambda row: human_seconds(row.seconds) if row.seconds else "-"),
-        Column("exposed", lambda row: human_seconds(row.exposed_seconds) if row.seconds else "-"),
+        Column("time", lambda row: row.seconds or None, SECONDS, unknown="-"),
+        Column("exposed", lambda r: r.exposed_seconds if r.seconds else None, SECONDS, unknown="-"),
         Column("busbw", lambda row: _recent_bus_bandwidth(rank, row), RATE),
     )
     reason = exposed_unknown(rank) if rank.steps.watched_steps else ""
@@ -76,10 +69,10 @@ def dim_block(run: RunSnapshot) -> str:
         Column("dimension", lambda row: row.dimension.name),
         Column("ranks", lambda row: row.dimension.size, COUNT),
         Column("nodes", lambda row: row.dimension.nodes or None, COUNT),
-        Column("calls", lambda row: human_calls(row.calls)),
+        Column("calls", lambda row: row.calls, CALLS),
         Column("bytes", lambda row: row.nbytes, BYTES),
         Column("exposed", lambda row: row.exposed_seconds, SECONDS),
-        Column("busbw", lambda row: human_rate(rate) if (rate := row.busbw_bytes_per_second) else "-"),
+        Column("busbw", lambda row: row.busbw_bytes_per_second or None, RATE, unknown="-"),
     )
     parallel = rank.data_parallel_ranks
     count = "an unknown number" if parallel is None else human_count(parallel)

@@ -13,18 +13,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from zeromon.base.units import formula_safe_cell
-from zeromon.readout.figures import (
-    EXPOSED,
-    LATE,
-    MEMORY,
-    OVERLAP,
-    RISK,
-    SECONDS,
-    STEP,
-    STEPS,
-    WAITS,
-    Figure,
-)
+from zeromon.readout.figures import FIGURES, SECONDS, WAITS, Figure
 from zeromon.readout.tables import Column, Columns, Row
 from zeromon.snapshot import RankSnapshot
 from zeromon.tui.line import Line, clean, fit, text_tail
@@ -167,7 +156,7 @@ def _scaled_reader(figure: Figure) -> Callable[[RankSnapshot], float | None]:
 
 COMPARED: dict[str, Callable[[RankSnapshot], float | None]] = {
     "rank": lambda rank: rank.rank,
-    **{f.name: _scaled_reader(f) for f in (STEPS, STEP, EXPOSED, OVERLAP, LATE, MEMORY, RISK)},
+    **{figure.name: _scaled_reader(figure) for figure in FIGURES},
     "wait": _scaled_reader(WAITS),
 }
 """Names that can be compared: seconds, %, GiB."""

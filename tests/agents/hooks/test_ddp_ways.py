@@ -17,7 +17,6 @@ from zeromon.diagnosis.arrivals import ArrivalSkew
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.stragglers import find_stragglers
 from zeromon.fold.fold import fold_records
-from zeromon.fold.state import group_id
 from zeromon.fold.summarize import summarize_rank
 from zeromon.ring.events import StepMark, decode_record
 from zeromon.snapshot import RankSnapshot, RunSnapshot
@@ -57,7 +56,7 @@ def snapshots(rings: list[Path], ends_ns: list[int]) -> list[RunSnapshot]:
         for follower, part in zip(followers, parts, strict=True):
             state = follower.state
             fold_records(state, part[number])
-            groups = {group: (group_id(state, group), 2, 2) for group in state.groups}
+            groups = {group: (state.group_id(group), 2, 2) for group in state.groups}
             skew.record_arrivals(state.rank, groups, state.arrivals)
             state.arrivals.clear()
         ranks = [summarize_rank(follower.state) for follower in followers]

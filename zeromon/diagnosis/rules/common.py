@@ -138,6 +138,11 @@ class FarGathers(NamedTuple):
             f"({human_ratio(self.share)})"
         )
 
+    @property
+    def gain(self) -> GainSeconds:
+        """The gain of gathers within a node."""
+        return ACROSS_NODES.seconds(self.seconds)
+
 
 def far_gathers(rank: RankSnapshot) -> FarGathers | None:
     """The gathers of *rank* that cross nodes; None where they cost little."""

@@ -6,14 +6,7 @@ from typing import NamedTuple
 
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, as_number, rule, setting_of
-from zeromon.diagnosis.rules.common import (
-    ACROSS_NODES,
-    MIN_SHARE,
-    Gain,
-    exposed_seconds,
-    far_gathers,
-    room_bytes,
-)
+from zeromon.diagnosis.rules.common import MIN_SHARE, Gain, exposed_seconds, far_gathers, room_bytes
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import CollectiveStatsRow, Pool, RankSnapshot, RunSnapshot, Severity
@@ -191,7 +184,7 @@ def zero_plus_plus(run: RunSnapshot) -> Iterable[Match]:
         dialect=ConfigFormat.DEEPSPEED,
         diff=f'+ "zero_hpz_partition_size": {gathers.local_ranks}'
         + _QUANTIZED * (rank.device_type == "cuda"),
-        **ACROSS_NODES.seconds(gathers.seconds),
+        **gathers.gain,
         price=f"{human_bytes(extra_bytes)} more on each rank",
         takes=Pool.DEVICE,
     )

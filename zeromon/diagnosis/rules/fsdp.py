@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, rule
 from zeromon.diagnosis.rules.common import (
-    ACROSS_NODES,
     MIN_SHARE,
     Gain,
     exposed_seconds,
@@ -210,7 +209,7 @@ def full_shard_across_nodes(run: RunSnapshot) -> Iterable[Match]:
         cause=gathers.cause,
         dialect=form,
         diff=diff,
-        **ACROSS_NODES.seconds(gathers.seconds),
+        **gathers.gain,
         price=f"{human_bytes(extra)} more on each rank, and an all-reduce of gradients between "
         "the nodes",
         takes=Pool.DEVICE,
