@@ -127,7 +127,7 @@ def uncovered_nanoseconds(
     compute = union(op.unhindered[kind] for op in operations if op.computes)
     for op in operations:
         if op.kind == "collective" and step[0] <= op.start < step[1]:
-            start, end = op.unhindered[kind]
-            begin = max(0, bisect_right(compute, (start, start)) - 1)
-            nearby = compute[begin : bisect_right(compute, (end, end))]
-            yield op, length(subtract([(start, end)], nearby))
+            start, finish = op.unhindered[kind]
+            nearest = max(0, bisect_right(compute, (start, start)) - 1)
+            nearby = compute[nearest : bisect_right(compute, (finish, finish))]
+            yield op, length(subtract([(start, finish)], nearby))

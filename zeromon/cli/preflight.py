@@ -89,14 +89,14 @@ def _run_preflight(
     run = snapshot_or_none(name)
     output = request.log.read_text(errors="replace")
     if run is None or not run.ranks:
-        ended = Preflight(
+        without_ranks = Preflight(
             device=machine.device, world_size=0, representatives=(), fits=None, steps=0,
             outcome=outcome or error,
         )  # fmt: skip
         if options.json:
-            show_json({"preflight": ended, "run": None})
+            show_json({"preflight": without_ranks, "run": None})
         else:
-            show_text(f"Preflight of {' '.join(command)}\n  ended     {ended.outcome}\n")
+            show_text(f"Preflight of {' '.join(command)}\n  ended     {without_ranks.outcome}\n")
             sys.stderr.write(output[-2000:])
         return 1
     result = preflight_result(

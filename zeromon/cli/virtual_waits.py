@@ -64,27 +64,27 @@ def waits_by_unit(
     in their order; the first only begins the count.
     """
     # A process that was ended had not written the operations of its last moments
-    written = max((operation.start for operation in operations), default=0)
+    last_written = max((operation.start for operation in operations), default=0)
     steps_of_calls = [
         list(_called(uncovered_nanoseconds(operations, step, kind=1), callers))
         for step in steps[1:]
-        if step[1] <= written
+        if step[1] <= last_written
     ]
     # In a step that the agent only counts, no call is known
     named = [calls for calls in steps_of_calls if any(unit for (unit, *_), *_ in calls)]
     counted = named or steps_of_calls
     sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for key, operation, exposed in chain.from_iterable(counted):
-        start, end = operation.unhindered[1]
-        for i, number in enumerate((1, operation.bytes, end - start, exposed)):
+        start, finish = operation.unhindered[1]
+        for i, number in enumerate((1, operation.bytes, finish - start, exposed)):
             sums[key][i] += number
     n = len(counted)
     rows = [
         UnitWait(
             unit=unit, op=op, phase=phase, calls=calls / n, nbytes=round(size / n),
-            seconds=spent / n / 1e9, exposed_seconds=exposed / n / 1e9,
+            seconds=duration / n / 1e9, exposed_seconds=exposed / n / 1e9,
         )
-        for (unit, op, phase), (calls, size, spent, exposed) in sums.items()
+        for (unit, op, phase), (calls, size, duration, exposed) in sums.items()
     ]  # fmt: skip
     return tuple(sorted(rows, key=lambda row: row.exposed_seconds, reverse=True))
 
@@ -98,9 +98,9 @@ def _called(
         position = bisect_right(callers, operation.enqueued, key=itemgetter(0)) - 1
         kernel = kernel_op(operation.name)
         # A second one after the same call was launched by C++, as those of DDP's reducer are
-        known = position > used and kernel in (callers[position][2], _SEND_RECEIVE)
+        is_known = position > used and kernel in (callers[position][2], _SEND_RECEIVE)
         used = max(used, position)
-        yield callers[position][1:] if known else ("", kernel, ""), operation, exposed
+        yield callers[position][1:] if is_known else ("", kernel, ""), operation, exposed
 
 
 _SEND_RECEIVE = "send_recv"

@@ -80,7 +80,7 @@ class Preflight:
     host_bytes: int | None = None
     """Offloaded states of the ranks of one node; None before a step has counted them."""
     pinned_bytes: int | None = None
-    """What is pinned on one node, with what torch's allocator of pinned memory rounds up."""
+    """Pinned on one node, with what torch's allocator of pinned memory rounds up."""
     ranks_per_node: int = 0
     growth_bytes: float = 0.0
     """By which the memory of the rank that grows most does so in each step; 0: by nothing."""
@@ -180,8 +180,11 @@ def _host_bytes(ranks: Sequence[RankSnapshot], per_node: int) -> dict[str, Any]:
     pinned = [sum(row.pinned_bytes for row in rank.memory.roles) for rank in ranks]
     # The allocator's own figure is read once in a while, and may be older than the count of the states
     pools = [max(n, rank.memory.pinned_bytes) for n, rank in zip(pinned, ranks, strict=True)]
-    most = max(sum(row.host_bytes for row in rank.memory.roles) for rank in ranks)
-    return {"host_bytes": per_node * most, "pinned_bytes": per_node * max(pools) if any(pinned) else 0}
+    offloaded = max(sum(row.host_bytes for row in rank.memory.roles) for rank in ranks)
+    return {
+        "host_bytes": per_node * offloaded,
+        "pinned_bytes": per_node * max(pools) if any(pinned) else 0,
+    }
 
 
 def _growth(ranks: Sequence[RankSnapshot]) -> dict[str, Any]:
