@@ -84,7 +84,7 @@ def unhindered_steps(
 ) -> tuple[StepTime, StepTime] | None:
     """The steps of a rank with a host that is always ahead, and with one that takes its time.
 
-    *steps*: when the host began and ended each, in their order; the first only begins the count. None
+    *steps*: when each began and ended on the device, in order; the first only begins the count. None
     where fewer than two have operations.
     """
     finishes = [_last_finish(operations, start, stop) for start, stop in steps]
@@ -111,6 +111,6 @@ def unhindered_steps(
 
 
 def _last_finish(operations: Sequence[Operation], start: int, stop: int) -> tuple[int, int] | None:
-    """The last end of what the host enqueued from *start* to *stop*, for both kinds of host."""
-    inside = [op.unhindered for op in operations if start <= op.enqueued < stop]
+    """The last end of what began from *start* to *stop*, for both kinds of host."""
+    inside = [op.unhindered for op in operations if start <= op.start < stop]
     return (max(u[0][1] for u in inside), max(u[1][1] for u in inside)) if inside else None

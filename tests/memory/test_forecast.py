@@ -67,7 +67,7 @@ def test_a_level_without_margin_is_a_risk_by_itself(level: float, ratio: float) 
 )
 def test_a_leak_of_the_first_steps(peaks: list[int], slope: int, window: int) -> None:
     trend = early_growth(list(enumerate(peaks, 1)), min(6, len(peaks)))
-    assert (0, 0) == (slope, window) if trend is None else (trend.slope, trend.window) == (slope, window)
+    assert (slope, window) == (0, 0) if trend is None else (trend.slope, trend.window) == (slope, window)
 
 
 def test_a_peak_that_does_not_rise_in_each_step_is_no_leak() -> None:

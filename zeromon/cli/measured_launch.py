@@ -163,7 +163,7 @@ class _Watch:
         # The slowest rank may be among those that have not reported yet
         if not ranks or len(ranks) < (self.request.ranks or max(rank.world_size for rank in ranks)):
             return 0
-        return min(rank.steps.watched_steps for rank in ranks)
+        return min(map(_ended_steps, ranks))
 
     def _forecast_reason(self) -> str:
         """Why the live forecast says that the run will die; "" where it says nothing of the kind."""
@@ -222,6 +222,12 @@ class _Watch:
         if all(device is not None for device in devices):
             peaks[DEVICE], limits[DEVICE] = max(filter(None, devices), key=lambda d: d[0] - d[1])
         return replace(_add_step_timings(trial, run), peaks=peaks, rooms=limits)
+
+
+def _ended_steps(rank: RankSnapshot) -> int:
+    """Steps that the device has ended, too: a host may be several ahead of it."""
+    last = rank.steps.recent[-1].step if rank.steps.recent else 0
+    return rank.steps.watched_steps - max(0, rank.steps.last_step - last)
 
 
 def _device_peak_bytes(rank: RankSnapshot) -> tuple[int, int] | None:

@@ -21,13 +21,14 @@ where it cannot run.
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from zeromon.base.errors import LaunchError
 from zeromon.cli import tell_user
 from zeromon.cli.measured_launch import Request, run_launch
 from zeromon.cli.parser import add_flag, add_option, positive
-from zeromon.cli.report import snapshot_or_none
+from zeromon.cli.report import snapshot_of, snapshot_or_none
 from zeromon.cli.terminal import show_json, show_progress, show_text
 from zeromon.cli.virtual_machine import (
     VirtualMachine,
@@ -47,6 +48,10 @@ _STEPS, _SECONDS = 6, 300
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon preflight [options] -- command ...``"""
     add_machine_arguments(parser.add_argument_group("the machine that is modelled"), "h100")
+    add_option(
+        parser, "--calibrate", "RUN",
+        "kernels and links as slow as in a run on such GPUs, whose command is run first",
+    )  # fmt: skip
     length = parser.add_argument_group("how long")
     add_option(length, "--steps", "N", "optimizer steps", positive, _STEPS)
     add_option(length, "--seconds", "N", "at most so long", positive, _SECONDS)
@@ -62,14 +67,36 @@ def call(options: argparse.Namespace) -> int:
     if not command:
         raise LaunchError("no command to run", "zeromon preflight -- torchrun ... train.py")
     name = options.name or f"preflight-{paths.new_run_id(command)}"
+    measured = snapshot_of(options.calibrate)[0] if options.calibrate else None
     with virtual_machine(command, options, name) as machine:
-        return _run_preflight(command, options, name, machine)
+        if measured is not None:
+            machine.check_calibrating(measured)
+            tell_user(f"first the command of {measured.run}, to compare its steps")
+            nodes = len(measured.nodes) if len(measured.nodes) > 1 else None
+            modelled = _launch(measured.command, options, f"model-of-{name}", machine, nodes).run
+            machine = machine.calibrated_by(measured, modelled)
+        return _show_answer(_launch(command, options, name, machine, options.nodes), options, machine)
 
 
-def _run_preflight(
-    command: Sequence[str], options: argparse.Namespace, name: str, machine: VirtualMachine
-) -> int:
-    launch = placed_launch(command, options.nodes, options.processes, machine.environment)
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """One launch on the virtual machine, and what its command printed."""
+
+    run: RunSnapshot
+    ranks: tuple[int, ...]
+    outcome: str
+    error: str
+    output: str
+
+
+def _launch(
+    command: Sequence[str],
+    options: argparse.Namespace,
+    name: str,
+    machine: VirtualMachine,
+    nodes: int | None,
+) -> _Launched:
+    launch = placed_launch(command, nodes, options.processes, machine.environment)
     request = Request(
         trial=Trial(stage="", micro_batch=1), command=launch.command,
         environment=launch.environment, name=name, ranks=len(launch.ranks),
@@ -83,23 +110,28 @@ def _run_preflight(
     except LaunchError as failure:
         error = str(failure)
     show_progress("")
-    run = snapshot_or_none(name)
-    output = request.log.read_text(errors="replace")
+    run, output = snapshot_or_none(name), request.log.read_text(errors="replace")
     if run is None or not run.ranks:
         sys.stderr.write(output[-2000:])
         raise LaunchError(
             error or "no rank of the command used torch.distributed", "See its output above."
         )
+    return _Launched(run, launch.ranks, outcome, error, output)
+
+
+def _show_answer(launched: _Launched, options: argparse.Namespace, machine: VirtualMachine) -> int:
+    run, error = launched.run, launched.error
     result = preflight_result(
-        run, machine.device, launch.ranks, outcome or error, options.steps, machine.steps_of_ranks(run)
-    )
+        run, machine.device, launched.ranks, launched.outcome or error, options.steps,
+        machine.steps_of_ranks(run), machine.operator_seconds,
+    )  # fmt: skip
     if options.json:
         show_json({"preflight": result, "run": run})
     else:
         show_text(preflight_text(run, result))
         if error and not any(rank.status.exception for rank in run.ranks):
-            sys.stderr.write("\n".join(output.strip().splitlines()[-12:]) + "\n")
-    return 1 if outcome or error or result.findings or result.growth_bytes else 0
+            sys.stderr.write("\n".join(launched.output.strip().splitlines()[-12:]) + "\n")
+    return 1 if launched.outcome or error or result.findings or result.growth_bytes else 0
 
 
 # ---- what became of it --------------------------------------------------------------------------

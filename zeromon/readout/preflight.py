@@ -22,6 +22,10 @@ _MODELLED = (
 )
 
 
+OPERATOR_SECONDS = 9e-6
+"""What a host takes for an operator of torch: that of an H200 (docs/vgpu.md)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
     """The outcome of a run on virtual devices."""
@@ -50,7 +54,9 @@ class Preflight:
     host_seconds: float | None = None
     """A step of the slowest rank on the host of this machine, whose cores all ranks share."""
     step_seconds: tuple[float, float] | None = None
-    """A step with a host that is always ahead of its devices, and one that takes 9 us an operator."""
+    """A step with a host that is always ahead of its devices, and one that takes its time."""
+    operator_seconds: float
+    """What that one takes for an operator."""
     exposed_seconds: tuple[float, float] | None = None
     """The part of it that waits for communication, likewise."""
     mfu: tuple[float, float] | None = None
@@ -83,6 +89,7 @@ def preflight_result(
     outcome: str,
     asked_steps: int,
     steps_of_ranks: Sequence[tuple[Two, Two]],
+    operator_seconds: float = OPERATOR_SECONDS,
 ) -> Preflight:
     """Returns what *run* says.
 
@@ -119,6 +126,7 @@ def preflight_result(
         host_seconds=STEP.of_rank(slowest),
         step_seconds=step,
         exposed_seconds=exposed,
+        operator_seconds=operator_seconds,
         mfu=None if isinstance(mfu, str) else mfu,
         mfu_unknown=mfu if isinstance(mfu, str) else "",
         ranks_per_node=per_node,
@@ -270,7 +278,8 @@ def _step_sentence(result: Preflight) -> str:
     if result.mfu is not None:
         sentences.append(f"MFU {_between_limits(human_ratio, result.mfu)}")
     if len(set(result.step_seconds)) > 1:
-        sentences.append("from a host that is always ahead to one that takes 9 us an operator")
+        operator = human_seconds(result.operator_seconds)
+        sentences.append(f"from a host that is always ahead to one that takes {operator} an operator")
     if result.mfu is None:
         sentences.append(f"MFU n/a ({result.mfu_unknown})")
     return ", ".join(sentences)
