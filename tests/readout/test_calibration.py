@@ -9,7 +9,7 @@ import pytest
 from builders import MS, rank, run as run_of, summary
 
 from zeromon.base.errors import LaunchError
-from zeromon.readout.calibration import calibrated_speeds, calibration_text
+from zeromon.readout.preflight import calibrated_speeds, calibration_text
 
 MODELLED = [((0.05, 0.06), (0.01, 0.01)), ((0.04, 0.05), (0.01, 0.01))]
 """By both kinds of host; the slower device computes 40 and 50 ms."""

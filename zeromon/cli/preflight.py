@@ -73,9 +73,13 @@ def call(options: argparse.Namespace) -> int:
             machine.check_calibrating(measured)
             tell_user(f"first the command of {measured.run}, to compare its steps")
             nodes = len(measured.nodes) if len(measured.nodes) > 1 else None
-            modelled = _launch(measured.command, options, f"model-of-{name}", machine, nodes).run
+            modelled = _launch_on_machine(
+                measured.command, options, f"model-of-{name}", machine, nodes
+            ).run
             machine = machine.calibrated_by(measured, modelled)
-        return _show_answer(_launch(command, options, name, machine, options.nodes), options, machine)
+        return _show_answer(
+            _launch_on_machine(command, options, name, machine, options.nodes), options, machine
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class _Launched:
     output: str
 
 
-def _launch(
+def _launch_on_machine(
     command: Sequence[str],
     options: argparse.Namespace,
     name: str,

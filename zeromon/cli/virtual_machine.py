@@ -18,8 +18,7 @@ from zeromon.cli.plan_setup import link_speed, parse_memory_size
 from zeromon.cli.terminal import show_working
 from zeromon.memory.speeds import DEVICES, find_named_device
 from zeromon.probes.process import find_training_python
-from zeromon.readout.calibration import calibrated_speeds, calibration_text
-from zeromon.readout.preflight import OPERATOR_SECONDS, Two
+from zeromon.readout.preflight import OPERATOR_SECONDS, Two, calibrated_speeds, calibration_text
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
 from zeromon_vgpu.build import build_libraries
