@@ -85,8 +85,8 @@ def unhindered_steps(
 ) -> tuple[StepTime, StepTime] | None:
     """The steps of a rank with a host that is always ahead, and with one that takes its time.
 
-    *steps*: when each began and ended on the device, in their order; the first only begins the count.
-    None where fewer than two have operations.
+    *steps*: when each began and ended on the device, in order; the first only begins the count. None
+    where fewer than two have operations.
     """
     finishes = [_last_finish(operations, start, stop) for start, stop in steps]
     kinds = []

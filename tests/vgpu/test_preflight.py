@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -17,7 +18,11 @@ from support import free_port
 from vgpu.environment import Environment
 from zeromon.base.errors import LaunchError
 from zeromon.cli.measured_launch import find_failure
-from zeromon.cli.virtual_machine import placed_launch, python_of
+from zeromon.cli.virtual_machine import machine_values, placed_launch, python_of
+from zeromon.readout.figures import STEP
+from zeromon.snapshot import RunSnapshot
+from zeromon.storage.run_store import Store
+from zeromon_vgpu.machine import write_machine
 
 pytestmark = pytest.mark.vgpu
 
@@ -146,6 +151,50 @@ def test_mfu_is_that_of_the_formula(preflight: Any) -> None:
     flops = tokens * (6 * (4 * layer + 32000 * 256) + attention)
     expected = [flops / (seconds * 2 * 989e12) for seconds in reversed(found["step_seconds"])]
     assert found["mfu"] == pytest.approx(expected, rel=0.02) and expected[0] <= expected[1]
+
+
+@pytest.fixture
+def record(
+    virtual_cuda: Environment, tmp_path: Path, preflight: Any, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """Records user.py on two virtual RTX 4090s, as on real ones; later commands find the run."""
+    options = argparse.Namespace(gpu="rtx4090", link=None, network=4e11)
+
+    def run(name: str, *arguments: str, slow: float = 1.0, slow_links: float = 1.0) -> RunSnapshot:
+        values = machine_values(options)
+        links = {link: float(values[link]) / slow_links for link in ("node_speed", "pcie_speed")}
+        write_machine(tmp_path / name, changes={**values, **links, "slow": slow})
+        variables = {**os.environ, **virtual_cuda.variables(tmp_path / name)}
+        variables["ZEROMON_DIR"] = str(tmp_path / name / "live")
+        command = [sys.executable, "-m", "zeromon", "run", "--quiet", "--name", name, "--"]
+        command += [str(virtual_cuda.python), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        done = subprocess.run([*command, str(USER), *arguments], env=variables, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        return Store().load(name)
+
+    return run
+
+
+def test_a_run_of_another_machine_calibrates(preflight: Any, record: Any) -> None:
+    """One whose kernels are 1.5 times and whose links are 3 times as slow; the batch is another one."""
+    arguments, slower = ("--width", "2048", "--batch"), {"slow": 1.5, "slow_links": 3}
+    record("calibrating", *arguments, "16384", "--steps", "14", **slower)
+    truth = record("truth", *arguments, "8192", "--steps", "14", **slower)
+    expected = STEP.of_rank(truth.ranks[0])
+    options = ("--gpu", "rtx4090", "--calibrate", "calibrating")
+    found = preflight(*arguments, "8192", options=options).preflight
+    assert "calibrated by calibrating: kernels take 1." in found["device"]
+    assert found["step_seconds"][0] == pytest.approx(expected, rel=0.1), found["device"]
+    plain = preflight(*arguments, "8192", options=options[:2]).preflight
+    assert plain["step_seconds"][0] < 0.8 * expected
+    # The device is behind its host, and a step is still what it takes on the device
+    assert plain["step_seconds"][0] == pytest.approx(plain["host_seconds"], rel=0.1)
+
+
+def test_a_run_of_another_device_does_not_calibrate(preflight: Any, record: Any) -> None:
+    record("other", "--steps", "4")
+    with pytest.raises(AssertionError, match="other ran on NVIDIA GeForce RTX 4090"):
+        preflight(options=("--gpu", "a100", "--calibrate", "other"))
 
 
 def test_a_deadlock_is_named_with_its_line(preflight: Any) -> None:

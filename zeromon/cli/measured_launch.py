@@ -165,7 +165,7 @@ class _Watch:
         # The slowest rank may be among those that have not reported yet
         if not ranks or len(ranks) < (self.request.ranks or max(rank.world_size for rank in ranks)):
             return 0
-        return min(rank.steps.watched_steps for rank in ranks)
+        return min(map(_ended_steps, ranks))
 
     def _forecast_reason(self) -> str:
         """Why the live forecast says that the run will die; "" where it says nothing of the kind."""
@@ -242,6 +242,12 @@ def find_failure(output: str) -> str:
         elif not any(marker in file for marker in INSTALLED):
             place = f" at {Path(file).name}:{line}"
     return failure
+
+
+def _ended_steps(rank: RankSnapshot) -> int:
+    """Steps that the device has ended, too: a host may be several ahead of it."""
+    last = rank.steps.recent[-1].step if rank.steps.recent else 0
+    return rank.steps.watched_steps - max(0, rank.steps.last_step - last)
 
 
 def _device_peak_bytes(rank: RankSnapshot) -> tuple[int, int] | None:

@@ -21,6 +21,7 @@ where it cannot run.
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from zeromon.base.errors import LaunchError
 from zeromon.cli import tell_user
 from zeromon.cli.measured_launch import Request, run_launch
 from zeromon.cli.parser import add_flag, add_option, positive
-from zeromon.cli.report import snapshot_or_none
+from zeromon.cli.report import snapshot_of, snapshot_or_none
 from zeromon.cli.terminal import show_json, show_progress, show_text
 from zeromon.cli.virtual_machine import (
     VirtualMachine,
@@ -49,6 +50,10 @@ _STEPS, _SECONDS = 6, 300
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon preflight [options] -- command ...``"""
     add_machine_arguments(parser.add_argument_group("the machine that is modelled"), "h100")
+    add_option(
+        parser, "--calibrate", "RUN",
+        "kernels and links as slow as in a run on such GPUs, whose command is run first",
+    )  # fmt: skip
     length = parser.add_argument_group("how long")
     add_option(length, "--steps", "N", "optimizer steps", positive, _STEPS)
     add_option(length, "--seconds", "N", "at most so long", positive, _SECONDS)
@@ -64,14 +69,40 @@ def call(options: argparse.Namespace) -> int:
     if not command:
         raise LaunchError("no command to run", "zeromon preflight -- torchrun ... train.py")
     name = options.name or f"preflight-{paths.new_run_id(command)}"
+    measured = snapshot_of(options.calibrate)[0] if options.calibrate else None
     with virtual_machine(command, options, name) as machine:
-        return _run_preflight(command, options, name, machine)
+        if measured is not None:
+            machine.check_calibrating(measured)
+            tell_user(f"first the command of {measured.run}, to compare its steps")
+            nodes = len(measured.nodes) if len(measured.nodes) > 1 else None
+            modelled = _launch_on_machine(measured.command, options, f"model-of-{name}", machine, nodes)
+            if modelled.run is None:
+                raise LaunchError(f"the command of {measured.run} did not train", modelled.error)
+            machine = machine.calibrated_by(measured, modelled.run)
+        launched = _launch_on_machine(command, options, name, machine, options.nodes)
+        return _show_answer(launched, command, options, machine)
 
 
-def _run_preflight(
-    command: Sequence[str], options: argparse.Namespace, name: str, machine: VirtualMachine
-) -> int:
-    launch = placed_launch(command, options.nodes, options.processes, machine.environment)
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """One launch on the virtual machine, and what its command printed."""
+
+    run: RunSnapshot | None
+    ranks: tuple[int, ...]
+    outcome: str
+    error: str
+    output: str
+    rings: RankRings
+
+
+def _launch_on_machine(
+    command: Sequence[str],
+    options: argparse.Namespace,
+    name: str,
+    machine: VirtualMachine,
+    nodes: int | None,
+) -> _Launched:
+    launch = placed_launch(command, nodes, options.processes, machine.environment)
     rings = RankRings(machine.folder / "live")
     request = Request(
         trial=Trial(stage="", micro_batch=1), command=launch.command,
@@ -86,8 +117,14 @@ def _run_preflight(
     except LaunchError as failure:
         error = str(failure)
     show_progress("")
-    run = snapshot_or_none(name)
     output = request.log.read_text(errors="replace")
+    return _Launched(snapshot_or_none(name), launch.ranks, outcome, error, output, rings)
+
+
+def _show_answer(
+    launched: _Launched, command: Sequence[str], options: argparse.Namespace, machine: VirtualMachine
+) -> int:
+    run, outcome, error = launched.run, launched.outcome, launched.error
     if run is None or not run.ranks:
         without_ranks = Preflight(
             device=machine.device, world_size=0, representatives=(), fits=None, steps=0,
@@ -97,19 +134,20 @@ def _run_preflight(
             show_json({"preflight": without_ranks, "run": None})
         else:
             show_text(f"Preflight of {' '.join(command)}\n  ended     {without_ranks.outcome}\n")
-            sys.stderr.write(output[-2000:])
+            sys.stderr.write(launched.output[-2000:])
         return 1
     result = preflight_result(
-        run, machine.device, launch.ranks, outcome or error, options.steps, machine.steps_of_ranks(run),
-        machine.most_waiting(run, rings),
+        run, machine.device, launched.ranks, outcome or error, options.steps,
+        machine.steps_of_ranks(run), machine.most_waiting(run, launched.rings),
+        machine.operator_seconds,
     )  # fmt: skip
     if options.json:
         show_json({"preflight": result, "run": run})
     else:
         show_text(preflight_text(run, result))
         if error and not any(rank.status.exception for rank in run.ranks):
-            sys.stderr.write("\n".join(output.strip().splitlines()[-12:]) + "\n")
-    return 1 if outcome or error or result.findings or result.growth_bytes else 0
+            sys.stderr.write("\n".join(launched.output.strip().splitlines()[-12:]) + "\n")
+    return 1 if launched.outcome or error or result.findings or result.growth_bytes else 0
 
 
 # ---- what became of it --------------------------------------------------------------------------

@@ -21,7 +21,13 @@ from zeromon.cli.plan_setup import link_speed, parse_memory_size
 from zeromon.cli.terminal import show_working
 from zeromon.cli.virtual_waits import RankRings, waits_by_unit
 from zeromon.memory.speeds import DEVICES, find_named_device
-from zeromon.readout.preflight import Two, UnitWait
+from zeromon.readout.preflight import (
+    OPERATOR_SECONDS,
+    Two,
+    UnitWait,
+    calibrated_speeds,
+    calibration_text,
+)
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.rank import VIRTUAL
@@ -72,6 +78,32 @@ class VirtualMachine:
     """Where its devices write what they do."""
     device: str
     environment: Mapping[str, str]
+    values: Mapping[str, float | str]
+    operator_seconds: float = OPERATOR_SECONDS
+
+    def check_calibrating(self, run: RunSnapshot) -> None:
+        """Raises :class:`LaunchError` where *run* had other devices, or its command starts no ranks."""
+        devices = {rank.machine.device.name for rank in run.ranks if rank.machine.device is not None}
+        ran_on = min(devices, default="unknown devices")
+        if find_named_device(ran_on) is not find_named_device(self.device):
+            raise LaunchError(f"{run.run} ran on {ran_on}", "Give --gpu the device of the run.")
+        if not run.command or shutil.which(run.command[0]) is None:
+            raise LaunchError(
+                f"the record of {run.run} lacks the command that started its ranks",
+                "zeromon run -- torchrun ... records it.",
+            )
+
+    def calibrated_by(self, run: RunSnapshot, modelled: RunSnapshot) -> "VirtualMachine":
+        """Returns the machine at the speeds of *run*, whose command it has run as *modelled*."""
+        if modelled.ranks[0].world_size != run.ranks[0].world_size:
+            raise LaunchError(
+                f"the command of {run.run} starts {modelled.ranks[0].world_size} ranks here",
+                f"The run had {run.ranks[0].world_size}: --calibrate needs the command of all ranks.",
+            )
+        speeds = calibrated_speeds(run, self.steps_of_ranks(modelled))
+        write_machine(self.folder, changes={**self.values, **speeds})
+        label = f"{self.device}, {calibration_text(run.run, speeds)}"
+        return replace(self, device=label, operator_seconds=speeds["operator_ns"] / 1e9)
 
     def steps_of_ranks(self, run: RunSnapshot) -> list[tuple[Two, Two]]:
         """Seconds of a step and of its exposed communication on the devices of some ranks."""
@@ -127,7 +159,7 @@ def virtual_machine(
             "TRITON_LIBCUDA_PATH": str(libraries), "DS_IGNORE_CUDA_DETECTION": "1",
             "VGPU_ARITHMETIC": "1" if options.arithmetic else "",
         }  # fmt: skip
-        yield VirtualMachine(folder, str(values["name"]), environment)
+        yield VirtualMachine(folder, str(values["name"]), environment, values)
     finally:
         os.environ.pop("ZEROMON_DIR")
         if earlier_folder is not None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
+from statistics import mode
 
 from zeromon.base.errors import RingError
 from zeromon.readout.preflight import UnitWait
@@ -70,9 +71,11 @@ def waits_by_unit(
         for step in steps[1:]
         if step[1] <= last_written
     ]
-    # In a step that the agent only counts, no call is known
+    # In a step that the agent only counts, no call is known; a window may hold two steps
     named = [calls for calls in steps_of_calls if any(unit for (unit, *_), *_ in calls)]
-    counted = named or steps_of_calls
+    candidates = named or steps_of_calls
+    usual_count = mode(map(len, candidates)) if candidates else 0
+    counted = [calls for calls in candidates if len(calls) == usual_count]
     sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for key, operation, exposed in chain.from_iterable(counted):
         start, finish = operation.unhindered[1]

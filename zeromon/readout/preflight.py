@@ -1,21 +1,33 @@
 """The answer of a preflight: does it start, does it fit, what does a step wait for. Pure."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from zeromon.base.units import human_bytes, human_calls, human_count, human_ratio, human_seconds
+from zeromon.base.errors import LaunchError
+from zeromon.base.units import (
+    human_bytes,
+    human_calls,
+    human_count,
+    human_rate,
+    human_ratio,
+    human_seconds,
+)
 from zeromon.memory.forecast import early_growth
+from zeromon.readout.breakdown import WINDOW, pace
 from zeromon.readout.death_report import deaths
 from zeromon.readout.figures import BYTES, SECONDS, STEP
 from zeromon.readout.report import by_role, finding_lines, memory_block
 from zeromon.readout.tables import Column, Columns, text_table
 from zeromon.readout.throughput import mfu_of_run, tokens_per_step
 from zeromon.readout.verdict import judge_run
+from zeromon.ring.codes import Phase
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.focus import DEVICE_OOM, death_cause
-from zeromon.snapshot.levels import EXPOSED
+from zeromon.snapshot.levels import EXPOSED, HOST_BOUND
+from zeromon.snapshot.step import settled_steps
 
 _MODELLED = (
     "The devices are modelled: {device}. Kernels take modelled time and, without --arithmetic, compute "
@@ -23,9 +35,13 @@ _MODELLED = (
 )
 
 
+OPERATOR_SECONDS = 9e-6
+"""Seconds of a host for an operator of torch: that of an H200 (docs/vgpu.md)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitWait:
-    """The collectives of a unit in a step, with a host that takes 9 us an operator."""
+    """The collectives of a unit in a step, for the slower of the two kinds of host."""
 
     unit: str
     """"" where C++ launched them, as DDP's reducer does."""
@@ -66,7 +82,9 @@ class Preflight:
     host_seconds: float | None = None
     """A step of the slowest rank on the host of this machine, whose cores all ranks share."""
     step_seconds: tuple[float, float] | None = None
-    """A step with a host that is always ahead of its devices, and one that takes 9 us an operator."""
+    """A step with a host that is always ahead of its devices, and one that takes its time."""
+    operator_seconds: float = OPERATOR_SECONDS
+    """Seconds of that one for an operator."""
     exposed_seconds: tuple[float, float] | None = None
     """The part of it that waits for communication, likewise."""
     mfu: tuple[float, float] | None = None
@@ -104,6 +122,7 @@ def preflight_result(
     asked_steps: int,
     steps_of_ranks: Sequence[tuple[Two, Two]],
     most_waiting: tuple[int, Sequence[UnitWait]],
+    operator_seconds: float = OPERATOR_SECONDS,
 ) -> Preflight:
     """Returns what *run* says.
 
@@ -117,7 +136,7 @@ def preflight_result(
     steps = min(r.steps.watched_steps for r in run.ranks)
     oom = rank.memory.out_of_memory
     step, exposed = max(steps_of_ranks, default=(None, None))
-    mfu = _mfu(run, step)
+    mfu = _mfu_of_step(run, step)
     per_node = run.ranks[0].config.process.get("local_world_size", 0) or run.ranks[0].world_size
     early_end = outcome if steps < asked_steps else ""
     if any(r.status.exception for r in run.ranks):
@@ -143,11 +162,12 @@ def preflight_result(
         exposed_seconds=exposed,
         wait_rank=most_waiting[0],
         waits=tuple(most_waiting[1]),
+        operator_seconds=operator_seconds,
         mfu=None if isinstance(mfu, str) else mfu,
         mfu_unknown=mfu if isinstance(mfu, str) else "",
         ranks_per_node=per_node,
-        **_host_bytes(run.ranks, per_node),
-        **_growth(run.ranks),
+        **_host_bytes_of_node(run.ranks, per_node),
+        **_growth_until_full(run.ranks),
         findings=tuple(f for f in run.findings if _holds_on_device(f, step, exposed)),
     )
 
@@ -165,7 +185,7 @@ def _holds_on_device(finding: Finding, step: Two | None, exposed: Two | None) ->
     return waits or finding.share is None
 
 
-def _mfu(run: RunSnapshot, step: Two | None) -> Two | str:
+def _mfu_of_step(run: RunSnapshot, step: Two | None) -> Two | str:
     tokens = tokens_per_step(run)
     if step is None or isinstance(tokens, str):
         return tokens if isinstance(tokens, str) else "no two steps have ended"
@@ -173,7 +193,7 @@ def _mfu(run: RunSnapshot, step: Two | None) -> Two | str:
     return low if isinstance(low, str) else high if isinstance(high, str) else (low, high)
 
 
-def _host_bytes(ranks: Sequence[RankSnapshot], per_node: int) -> dict[str, Any]:
+def _host_bytes_of_node(ranks: Sequence[RankSnapshot], per_node: int) -> dict[str, Any]:
     """The states on the host of one node: those of the rank with the most, for each of its ranks."""
     if not all(rank.memory.roles for rank in ranks):
         return {}
@@ -187,7 +207,7 @@ def _host_bytes(ranks: Sequence[RankSnapshot], per_node: int) -> dict[str, Any]:
     }
 
 
-def _growth(ranks: Sequence[RankSnapshot]) -> dict[str, Any]:
+def _growth_until_full(ranks: Sequence[RankSnapshot]) -> dict[str, Any]:
     """The growth that fills a device soonest, where it does so in a run of usual length."""
     trends = [
         (
@@ -274,10 +294,10 @@ def _host_sentence(result: Preflight) -> str:
 
 
 def _growth_sentence(result: Preflight) -> str:
-    text = f"memory grows {human_bytes(round(result.growth_bytes))} per step"
+    sentence = f"memory grows {human_bytes(round(result.growth_bytes))} per step"
     if result.fits:
-        text += f": out of memory at about step {human_count(result.full_step)}"
-    return f"{text}, by the peaks of {result.growth_steps} steps"
+        sentence += f": out of memory at about step {human_count(result.full_step)}"
+    return f"{sentence}, by the peaks of {result.growth_steps} steps"
 
 
 def _step_sentence(result: Preflight) -> str:
@@ -291,7 +311,8 @@ def _step_sentence(result: Preflight) -> str:
     if result.mfu is not None:
         sentences.append(f"MFU {_between_limits(human_ratio, result.mfu)}")
     if len(set(result.step_seconds)) > 1:
-        sentences.append("from a host that is always ahead to one that takes 9 us an operator")
+        operator = human_seconds(result.operator_seconds)
+        sentences.append(f"from a host that is always ahead to one that takes {operator} an operator")
     if result.mfu is None:
         sentences.append(f"MFU n/a ({result.mfu_unknown})")
     return ", ".join(sentences)
@@ -322,11 +343,73 @@ _MOST_WAITS = 8
 def _waits_block(result: Preflight) -> str:
     if not result.waits:
         return ""
+    operator = human_seconds(result.operator_seconds)
     blocks = [
-        f"Waits of rank {result.wait_rank} per step, for a host that takes 9 us an operator",
+        f"Waits of rank {result.wait_rank} per step, for a host that takes {operator} an operator",
         text_table(result.waits[:_MOST_WAITS], *_WAIT_COLUMNS),
     ]
     if hidden := result.waits[_MOST_WAITS:]:
         exposed = human_seconds(sum(row.exposed_seconds for row in hidden))
         blocks.append(f"  ... and {len(hidden)} more, {exposed} exposed")
     return "\n".join(blocks)
+
+
+# ---- calibration by a run on real devices --------------------------------------------------------
+
+_LARGE_BYTES = 1 << 20
+"""A collective of fewer bytes shows a latency, not a bandwidth."""
+
+
+def calibrated_speeds(run: RunSnapshot, modelled: Sequence[tuple[Two, Two]]) -> dict[str, float]:
+    """Returns values of the file of a virtual machine, by *run* on real devices.
+
+    *modelled*: seconds of a step and of its exposed communication on each virtual device, for the
+    command of *run*. Who sets the pace of the run decides what its time says: the devices, how long
+    kernels take; the host, how long it takes for an operator. Raises :class:`LaunchError` for a run
+    that was not timed on devices.
+    """
+    paces = [(measured, rank) for rank in run.ranks if (measured := pace(rank)) is not None]
+    if not paces or not modelled:
+        raise LaunchError(
+            f"no steps of {run.run if not paces else 'the virtual devices'} are timed",
+            "--calibrate needs a run on GPUs, of several steps under FSDP, DDP or DeepSpeed.",
+        )
+    computed = [
+        measured.compute_seconds + _optimizer_seconds(rank) - (rank.communication.exposed_seconds or 0.0)
+        for measured, rank in paces
+    ]
+    slowest = max(range(len(paces)), key=computed.__getitem__)
+    device, host = (max(step[k] - wait[k] for step, wait in modelled) for k in (0, 1))
+    speeds = {"slow": 1.0, "operator_ns": OPERATOR_SECONDS * 1e9}
+    if paces[slowest][0].starved_ratio >= HOST_BOUND:
+        speeds["operator_ns"] *= computed[slowest] / host
+    else:
+        speeds["slow"] = (computed[slowest] - paces[slowest][0].starved_seconds) / device
+    for names, far in ((("node_speed", "pcie_speed"), False), (("network_speed",), True)):
+        messages = [
+            (round(row.nbytes / row.calls), row.busbw_bytes_per_second)
+            for rank in run.ranks
+            for row in rank.communication.traffic
+            if row.calls and row.busbw_bytes_per_second and (row.nodes > 1) == far
+        ]
+        # Of the largest, on the rank that waits least for the others
+        nbytes, rate = max(messages, default=(0, 0.0))
+        if nbytes >= _LARGE_BYTES:
+            speeds |= dict.fromkeys(names, rate)
+    return speeds
+
+
+def _optimizer_seconds(rank: RankSnapshot) -> float:
+    steps = settled_steps(rank.steps.recent[-WINDOW:])
+    return fmean(step.phase_ns[Phase.OPTIMIZER] for step in steps) / 1e9
+
+
+def calibration_text(run: str, speeds: Mapping[str, float]) -> str:
+    """``calibrated by NAME: kernels take 1.50 times as long, an operator 9 us, ...``."""
+    links = [
+        f"{place} {human_rate(speeds[name]) if name in speeds else 'as modelled (no large collective)'}"
+        for name, place in (("node_speed", "within a node"), ("network_speed", "between nodes"))
+    ]
+    operator = f"an operator takes the host {human_seconds(speeds['operator_ns'] / 1e9)}"
+    kernels = f"kernels take {speeds['slow']:.2f} times as long, {operator}"
+    return f"calibrated by {run}: {kernels}, busbw {', '.join(links)}"

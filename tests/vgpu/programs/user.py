@@ -14,6 +14,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--fault", choices=("", "deadlock", "nan", "leak", "lengths"), default="")
 parser.add_argument("--width", type=int, default=1024)
 parser.add_argument("--batch", type=int, default=512)
+parser.add_argument("--steps", type=int, default=1000)
 options = parser.parse_args()
 width = options.width
 
@@ -35,7 +36,7 @@ for layer in model:
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 kept = []
-for step in range(1000):
+for step in range(options.steps):
     # As a padded batch is as long as its longest sequence
     length = options.batch * (8 + step * 5 % 17) if options.fault == "lengths" else options.batch
     loss = model(torch.randn(length, width, device="cuda")).square().mean()
@@ -50,3 +51,4 @@ for step in range(1000):
         raise ValueError("the loss is not finite")
     place = rank, dist.get_world_size(), int(os.environ["LOCAL_RANK"])
     print(*place, torch.cuda.max_memory_allocated(), flush=True)
+dist.destroy_process_group()
