@@ -309,11 +309,8 @@ def bandwidth_figure(rank: RankSnapshot) -> dict[str, Any] | None:
                 "%{customdata[3]}<extra>%{fullData.name}</extra>",
             }
         )  # fmt: skip
-    links = (
-        rank.communication.links.device_bytes_per_second
-        if rank.communication.links is not None
-        else None
-    )
+    peaks = rank.communication.links
+    links = None if peaks is None else peaks.device_bytes_per_second
     peak = [] if links is None else [{"type": "line", "xref": "paper", "x0": 0, "x1": 1,
         "y0": links / 1e9, "y1": links / 1e9, "line": {"dash": "dash", "color": "#D55E00"}}]  # fmt: skip
     return plotly_figure(

@@ -72,29 +72,19 @@ def memory_block(ranks: Sequence[RankSnapshot]) -> str:
         Column("rank", lambda rank: str(rank.rank)),
         Column("RSS", lambda rank: rank.memory.rss_bytes, figures.BYTES),
         *([workers] if any(rank.memory.workers for rank in ranks) else []),
-        Column(
-            "allocated",
-            lambda r: m.allocated_bytes if (m := r.memory.device) else None,
-            figures.BYTES,
-            unknown="-",
-        ),
-        Column(
-            "reserved",
-            lambda r: m.reserved_bytes if (m := r.memory.device) else None,
-            figures.BYTES,
-            unknown="-",
-        ),
+        _allocator_column("allocated"),
+        _allocator_column("reserved"),
         Column("peak", _allocated_peak_text),
-        Column(
-            "headroom",
-            lambda r: m.headroom_bytes if (m := r.memory.device) else None,
-            figures.BYTES,
-            unknown="-",
-        ),
+        _allocator_column("headroom"),
         Column("risk", figures.RISK.text),
     )
     notes = dict.fromkeys(f"  {reason}" for rank in ranks if (reason := memory_unknown(rank)))
     return "\n".join([f"Memory at the last sample\n{rows}", *notes])
+
+
+def _allocator_column(name: str) -> Column[RankSnapshot]:
+    field = f"{name}_bytes"
+    return Column(name, lambda r: getattr(r.memory.device, field, None), figures.BYTES, unknown="-")
 
 
 def _allocated_peak_text(rank: RankSnapshot) -> str:
