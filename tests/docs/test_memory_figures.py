@@ -13,63 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT
+from published_figures import GIB, MODELS, PublishedRun, page_rows
 
 from zeromon.cli import main
 from zeromon.cli.plan_setup import read_model
 from zeromon_agents import describe
-
-PAGE = ROOT / "docs" / "memory_figures.md"
-GIB = 1 << 30
-
-
-def llama(hidden: int, layers: int, heads: int, ffn: int, vocab: int, **more: Any) -> dict[str, Any]:
-    shape = {
-        "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": heads, "intermediate_size": ffn,
-        "vocab_size": vocab, "tie_word_embeddings": False,
-    }  # fmt: skip
-    return shape | more
-
-
-def gpt2(hidden: int, layers: int, heads: int, vocab: int, length: int, **more: Any) -> dict[str, Any]:
-    shape = {"model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": heads}
-    return shape | {"vocab_size": vocab, "n_positions": length} | more
-
-
-PLAIN = {"activation_function": "gelu", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-QWEN = {"model_type": "qwen2"}
-MODELS = {
-    "GPT-2 1.5B": gpt2(1600, 48, 16, 50304, 1024),
-    "GPT-2 10B": gpt2(4096, 50, 32, 50304, 1024),
-    "GPT-2 XL": gpt2(1600, 48, 25, 50257, 1024),
-    "Llama 7B": llama(4096, 32, 32, 11008, 32000),
-    "Llama 13B": llama(5120, 40, 40, 13824, 32000),
-    "Llama 65B": llama(8192, 80, 64, 22016, 32000),
-    "Llama-2 70B": llama(8192, 80, 64, 28672, 32000, num_key_value_heads=8),
-    "Llama-3 8B": llama(4096, 32, 32, 14336, 128256, num_key_value_heads=8),
-    "Llama-3 70B": llama(8192, 80, 64, 28672, 128256, num_key_value_heads=8),
-    "Llama-3.2 3B": llama(
-        3072, 28, 24, 8192, 128256, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True
-    ),
-    "Qwen 7B": llama(4096, 32, 32, 11008, 151936, **QWEN),
-    "Qwen1.5 72B": llama(8192, 80, 64, 24576, 152064, **QWEN),
-    "Qwen2.5 7B": llama(3584, 28, 28, 18944, 152064, num_key_value_heads=4, **QWEN),
-    "Baichuan2 13B": llama(5120, 40, 40, 13696, 125696),
-    "MPT 1B": gpt2(2048, 24, 16, 50368, 2048, **PLAIN),
-    "MPT 3B": gpt2(2560, 32, 20, 50368, 2048, **PLAIN),
-    "MPT 7B": gpt2(4096, 32, 32, 50368, 2048, **PLAIN),
-    "MPT 13B": gpt2(5120, 40, 40, 50368, 2048, **PLAIN),
-    "MPT 30B": gpt2(7168, 48, 56, 50368, 8192, **PLAIN),
-    "MPT 70B": gpt2(8192, 86, 64, 50368, 2048, **PLAIN),
-}
-
-
-def page_rows() -> list[tuple[str, str, str, str]]:
-    """Model, options, what was reported, what `plan` says."""
-    table = PAGE.read_text().split("## Where plan differs")[0]
-    cells = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
-    return [(c[0], c[1].strip("`"), c[2], c[3]) for c in cells if c[0] in MODELS]
 
 
 @cache
@@ -86,22 +34,19 @@ def describe_here(content: str, *flags: str) -> dict[str, Any]:
 
 def test_the_page_has_the_figures_of_many_runs() -> None:
     assert len(page_rows()) >= 40
-    assert sum("GiB" in reported for _, _, reported, _ in page_rows()) >= 8
+    assert sum("GiB" in row.reported for row in page_rows()) >= 8
 
 
-@pytest.mark.parametrize(("model", "options", "reported", "shown"), page_rows())
+@pytest.mark.parametrize("run", page_rows())
 def test_plan_says_what_others_have_measured(
-    model: str,
-    options: str,
-    reported: str,
-    shown: str,
+    run: PublishedRun,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("transformers")
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(MODELS[model]))
+    path.write_text(json.dumps(MODELS[run.model]))
 
     def described(entry: str, _: Any = None, __: int = 1, flags: tuple[str, ...] = ()) -> Any:
         monkeypatch.setattr("sys.argv", ["describe", entry, *flags])
@@ -109,11 +54,11 @@ def test_plan_says_what_others_have_measured(
 
     read_model.cache_clear()
     monkeypatch.setattr("zeromon.cli.plan_setup.describe_entry", described)
-    main(["plan", str(path), *shlex.split(options), "--json"])
+    main(["plan", str(path), *shlex.split(run.options), "--json"])
     planned = json.loads(capsys.readouterr().out)
     row = next(row for row in planned["rows"] if row["given"])
     device_gib, usable_gib = row["bytes"]["device"] / GIB, planned["usable_bytes"] / GIB
-    assert shown.startswith(f"{device_gib:.1f} of {usable_gib:.1f} GiB, ")
-    assert row["fits"] is not reported.startswith("OOM")
-    if figure := re.search(r"([\d.]+) GiB", reported):
+    assert run.planned.startswith(f"{device_gib:.1f} of {usable_gib:.1f} GiB, ")
+    assert row["fits"] is not run.reported.startswith("OOM")
+    if figure := re.search(r"([\d.]+) GiB", run.reported):
         assert device_gib == pytest.approx(float(figure[1]), rel=0.05)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT, clean_environment
+from support import ROOT
 
 from vgpu.environment import Environment
+from vgpu.preflights import launch_words, run_preflight, run_zeromon
 
 pytestmark = pytest.mark.vgpu
 
-SCRIPT = ROOT / "tests" / "vgpu" / "programs" / "user_llama.py"
 STEPS = 6
 ROLES = {
     "parameters": ("sharded_param", "unsharded_param", "master_param"),
     "gradients": ("sharded_grad", "unsharded_grad"),
     "optimizer states": ("optimizer_state",),
 }
-LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT))
 
 
 def rank_facts(rank: dict[str, Any]) -> dict[str, Any]:
@@ -50,29 +47,12 @@ def test_a_script_does_the_same_on_gloo(
     name: str, strategy: str, virtual_cuda: Environment, tmp_path: Path
 ) -> None:
     """All ranks, all steps; the page has the figures of rank 0."""
-    variables = {
-        **clean_environment(), "PYTHONPATH": str(ROOT), "ZEROMON_STORE": str(tmp_path / "store"),
-        "XDG_CACHE_HOME": str(tmp_path.parent / "cache"),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }  # fmt: skip
-
-    def zeromon(*arguments: str, **extra: str) -> str:
-        command = [sys.executable, "-m", "zeromon", *arguments]
-        done = subprocess.run(
-            command, env=variables | extra, cwd=tmp_path, capture_output=True, text=True, check=False,
-            timeout=300,
-        )  # fmt: skip
-        assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
-        return done.stdout
-
-    on_cpu = (sys.executable, *LAUNCH, strategy)
-    ring_folder = str(tmp_path / "live")
-    zeromon(
-        "run", "--quiet", "--name", "gloo", "--", *on_cpu, DS_ACCELERATOR="cpu", ZEROMON_DIR=ring_folder
-    )
-    real = json.loads(zeromon("report", "--json", "gloo", ZEROMON_DIR=ring_folder))
-    in_preflight = (str(virtual_cuda.python), *LAUNCH, strategy)
-    modelled = json.loads(zeromon("preflight", "--json", "--steps", "1000", "--", *in_preflight))["run"]
+    on_cpu = launch_words(sys.executable, 2, "user_llama.py", strategy)
+    places = {"DS_ACCELERATOR": "cpu", "ZEROMON_DIR": str(tmp_path / "live")}
+    run_zeromon(tmp_path, "run", "--quiet", "--name", "gloo", "--", *on_cpu, **places)
+    real = json.loads(run_zeromon(tmp_path, "report", "--json", "gloo", **places))
+    on_device = launch_words(virtual_cuda.python, 2, "user_llama.py", strategy)
+    modelled = run_preflight(tmp_path, ["--steps", "1000"], on_device)["run"]
     devices = [[rank["device"] for rank in run["ranks"]] for run in (real, modelled)]
     assert devices == [["cpu", "cpu"], ["cuda:0", "cuda:1"]]
     for cpu, device in zip(real["ranks"], modelled["ranks"], strict=True):

@@ -654,9 +654,6 @@ def change_plan(base: ShardPlan, settings: Mapping[str, Any], options: argparse.
             fields["bucket_cap_bytes"] = 0  # a single process trains without DDP
     elif framework != "deepspeed" and base.framework in ("ddp", "deepspeed"):
         fields.setdefault("stage", ZeroStage.PARAMETERS)
-    if framework == "fsdp1" and not options.config:
-        # torch updates a FlatParameter in a loop (_default_to_fused_or_foreach takes exact types)
-        fields.setdefault("optimizer", OPTIMIZERS["adamw-for-loop"])
     if framework == "deepspeed" != base.framework:
         fields = _deepspeed_defaults() | fields
     if "stage" in fields:
