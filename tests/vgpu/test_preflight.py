@@ -158,7 +158,7 @@ def record(
     virtual_cuda: Environment, tmp_path: Path, preflight: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Any:
     """Records user.py on two virtual RTX 4090s, as on real ones; later commands find the run."""
-    options = argparse.Namespace(gpu="rtx4090", link=None, network=4e11)
+    options = argparse.Namespace(gpu="rtx4090", link=None, network=4e11, arithmetic=False)
 
     def run(name: str, *arguments: str, slow: float = 1.0, slow_links: float = 1.0) -> RunSnapshot:
         values = machine_values(options)
