@@ -118,7 +118,7 @@ class _Watch:
                 self._ask()
                 if reason := self._forecast_reason() or self._stop_reason():
                     return self._measured_trial(reason)
-                if self._run is not None and self._steps() >= self.request.steps:
+                if self._run is not None and self._steps(_ended_steps) >= self.request.steps:
                     return self._measured_trial("")
                 mine, rival = self._measured_trial("").estimate, self.request.best
                 if mine is not None and rival is not None and loses_beyond_noise(mine, rival):
@@ -158,14 +158,14 @@ class _Watch:
         if self._source is not None:
             with suppress(SourceError, RunNotFound):
                 self._run = self._source.latest()
-                self._tell(f"{self._steps()} of {self.request.steps} steps")
+                self._tell(f"{self._steps(_ended_steps)} of {self.request.steps} steps")
 
-    def _steps(self) -> int:
+    def _steps(self, count: Callable[[RankSnapshot], int]) -> int:
         ranks = self._run.ranks if self._run is not None else ()
         # The slowest rank may be among those that have not reported yet
         if not ranks or len(ranks) < (self.request.ranks or max(rank.world_size for rank in ranks)):
             return 0
-        return min(map(_ended_steps, ranks))
+        return min(map(count, ranks))
 
     def _forecast_reason(self) -> str:
         """Why the live forecast says that the run will die; "" where it says nothing of the kind."""
@@ -179,7 +179,7 @@ class _Watch:
         return self.request.stop_reason(self._run) if self._run is not None else ""
 
     def _timed_out(self) -> Trial:
-        if self._steps() > 1:
+        if self._steps(_ended_steps) > 1:
             return self._measured_trial("")
         raise LaunchError(
             f"no two steps in {self.request.most_seconds:.0f} seconds",
@@ -199,11 +199,12 @@ class _Watch:
         if no_memory:
             return replace(self._measured_trial("out of memory"), killed=True)
         # A script that takes fewer steps than --steps has ended well, and is measured
-        if self.child.returncode == 0 and self._steps() > 1:
+        steps = self._steps(lambda rank: rank.steps.watched_steps)
+        if self.child.returncode == 0 and steps > 1:
             return self._measured_trial("")
         cause = find_failure(self.request.log.read_text(errors="replace"))
         raise LaunchError(
-            f"the command ended with code {self.child.returncode} after {self._steps()} steps"
+            f"the command ended with code {self.child.returncode} after {steps} steps"
             + (f": {cause[:300]}" if cause else ""),
             f"Its whole output is in {self.request.log}.",
         )
