@@ -117,16 +117,14 @@ def _last_finish(operations: Sequence[Operation], start: int, stop: int) -> tupl
     return (max(u[0][1] for u in inside), max(u[1][1] for u in inside)) if inside else None
 
 
-def uncovered_nanoseconds(
-    operations: Sequence[Operation], step: tuple[int, int], kind: int
-) -> Iterator[tuple[Operation, int]]:
-    """The collectives of a step, each with how long nothing is computed while it runs.
+def uncovered_nanoseconds(operations: Sequence[Operation], kind: int) -> Iterator[tuple[Operation, int]]:
+    """The collectives, each with how long nothing is computed while it runs.
 
     *kind*: 0 for a host that is always ahead, 1 for one that takes its time.
     """
     compute = union(op.unhindered[kind] for op in operations if op.computes)
     for op in operations:
-        if op.kind == "collective" and step[0] <= op.start < step[1]:
+        if op.kind == "collective":
             start, finish = op.unhindered[kind]
             nearest = max(0, bisect_right(compute, (start, start)) - 1)
             nearby = compute[nearest : bisect_right(compute, (finish, finish))]

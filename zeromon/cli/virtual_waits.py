@@ -66,10 +66,11 @@ def waits_by_unit(
     """
     # A process that was ended had not written the operations of its last moments
     last_written = max((operation.start for operation in operations), default=0)
+    calls_of_rank = list(_called(uncovered_nanoseconds(operations, kind=1), callers))
     steps_of_calls = [
-        list(_called(uncovered_nanoseconds(operations, step, kind=1), callers))
-        for step in steps[1:]
-        if step[1] <= last_written
+        [call for call in calls_of_rank if begin_ns <= call[1].start < end_ns]
+        for begin_ns, end_ns in steps[1:]
+        if end_ns <= last_written
     ]
     # In a step that the agent only counts, no call is known; a window may hold two steps
     named = [calls for calls in steps_of_calls if any(unit for (unit, *_), *_ in calls)]
@@ -97,7 +98,7 @@ def _called(
 ) -> Iterator[tuple[tuple[str, str, str], Operation, int]]:
     """Yields each of the *collectives* with the unit, operation and phase of its caller."""
     used = -1
-    for operation, exposed in collectives:
+    for operation, exposed in sorted(collectives, key=lambda pair: pair[0].enqueued):
         position = bisect_right(callers, operation.enqueued, key=itemgetter(0)) - 1
         kernel = kernel_op(operation.name)
         # A second one after the same call was launched by C++, as those of DDP's reducer are

@@ -296,7 +296,7 @@ def _host_sentence(result: Preflight) -> str:
 def _growth_sentence(result: Preflight) -> str:
     sentence = f"memory grows {human_bytes(round(result.growth_bytes))} per step"
     if result.fits:
-        sentence += f": out of memory at about step {human_count(result.full_step)}"
+        sentence += f": full at about step {human_count(result.full_step)}"
     return f"{sentence}, by the peaks of {result.growth_steps} steps"
 
 
