@@ -252,7 +252,8 @@ def preflight_text(run: RunSnapshot, result: Preflight) -> str:
     if result.growth_bytes:
         head.append(f"  leak      {_growth_sentence(result)}")
     if result.outcome:
-        head.append(f"  ended     after {result.steps} steps: {result.outcome}")
+        count = f"{result.steps} step{'s' * (result.steps != 1)}"
+        head.append(f"  ended     after {count}: {result.outcome}")
     blocks = [
         "\n".join(head), deaths(run) if result.outcome else "", _finding_block(result.findings),
         memory_block(run.ranks[:8]), by_role(run), _waits_block(result),
