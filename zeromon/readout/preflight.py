@@ -128,7 +128,7 @@ def preflight_result(
 
     *modelled*: the device. *ranks*: those that ran, where others were simulated. *outcome*: why it
     ended early, if it did. *steps_of_ranks*: seconds of a step and of its exposed communication, of
-    each rank whose devices told. *most_waiting*: the rank that waits most, and its waits.
+    each rank that was timed. *most_waiting*: the rank that waits most, and its waits.
     """
     ran_out = [rank for rank in run.ranks if death_cause(rank) == DEVICE_OOM]
     rank = max(ran_out or run.ranks, key=_used_bytes)

@@ -1,1 +1,0 @@
-torchrun --standalone --nproc-per-node 2 train_gpt.py --width 128 --layers 3 --length 64 --strategy ddp --batch 4
