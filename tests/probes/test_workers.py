@@ -103,7 +103,8 @@ class Rows(Dataset[torch.Tensor]):
 
 def test_torchs_own_workers_are_found() -> None:
     batches = iter(DataLoader(Rows(), num_workers=2, multiprocessing_context="fork"))
-    next(batches)
+    for _ in range(2):  # one of each worker: a worker has its name before it sends a batch
+        next(batches)
     workers = WorkersReader(os.getpid()).read(10 * SECOND, 1)
     assert workers is not None and workers.forked
     assert workers.count == 2 and workers.nbytes > MIB
