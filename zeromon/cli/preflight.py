@@ -21,7 +21,7 @@ where it cannot run.
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,11 +38,15 @@ from zeromon.cli.virtual_machine import (
     virtual_machine,
 )
 from zeromon.cli.virtual_waits import RankRings
+from zeromon.diagnosis.engine import BY_SEVERITY, advise
 from zeromon.memory.fit import Trial
+from zeromon.readout.figures import STEP
 from zeromon.readout.preflight import Preflight, preflight_result, preflight_text
 from zeromon.readout.verdict import hang_text
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
+from zeromon.storage.run_store import Store
+from zeromon.storage.snapshot_log import replace_record
 
 _STEPS, _SECONDS = 6, 300
 
@@ -136,10 +140,14 @@ def _show_answer(
             show_text(f"Preflight of {' '.join(command)}\n  ended     {without_ranks.outcome}\n")
             sys.stderr.write(launched.output[-2000:])
         return 1
+    steps = machine.steps_of_ranks(run)
+    on_host = max((STEP.of_rank(rank) or 0.0 for rank in run.ranks), default=0.0)
+    run, waits = machine.on_its_clock(run, launched.rings)
+    run = _judged_run(run, has_steps=not outcome and not error)
+    replace_record(Store(), run)
     result = preflight_result(
-        run, machine.device, launched.ranks, outcome or error, options.steps,
-        machine.steps_of_ranks(run), machine.most_waiting(run, launched.rings),
-        machine.operator_seconds,
+        run, machine.device, launched.ranks, outcome or error, options.steps, steps, waits,
+        on_host or None, machine.operator_seconds,
     )  # fmt: skip
     if options.json:
         show_json({"preflight": result, "run": run})
@@ -151,6 +159,18 @@ def _show_answer(
 
 
 # ---- what became of it --------------------------------------------------------------------------
+
+
+def _judged_run(run: RunSnapshot, *, has_steps: bool) -> RunSnapshot:
+    """Returns *run* with what the times of its devices find. *has_steps*: it was ended for having them."""
+    if has_steps:
+        ranks = (rank.with_status(ended="finished", failed=False) for rank in run.ranks)
+        run = replace(run, ranks=tuple(ranks))
+    kept = [finding for finding in run.findings if finding.share is None and finding.rule != "rank_died"]
+    of_times = [
+        finding for finding in advise(run) if finding.share is not None or finding.rule == "rank_died"
+    ]
+    return replace(run, findings=tuple(sorted((*kept, *of_times), key=BY_SEVERITY)))
 
 
 def _reason_to_stop(rings: RankRings, run: RunSnapshot) -> str:

@@ -19,7 +19,7 @@ from zeromon.check.launch import on_one_machine, read_command
 from zeromon.cli.parser import add_flag, add_option, positive
 from zeromon.cli.plan_setup import link_speed, parse_memory_size
 from zeromon.cli.terminal import show_working
-from zeromon.cli.virtual_waits import RankRings, waits_by_unit
+from zeromon.cli.virtual_waits import RankRings, modelled_steps, on_modelled_clock, waits_by_unit
 from zeromon.memory.speeds import DEVICES, find_named_device
 from zeromon.readout.preflight import (
     OPERATOR_SECONDS,
@@ -108,7 +108,7 @@ class VirtualMachine:
     def steps_of_ranks(self, run: RunSnapshot) -> list[tuple[Two, Two]]:
         """Seconds of a step and of its exposed communication on the devices of some ranks."""
         steps = []
-        for rank in run.ranks[:_MAX_TIMED_RANKS]:
+        for rank in run.ranks[:MAX_PROCESSES]:
             # what the first steps do once, the later ones do not
             windows = [(s.start_ns, s.end_ns) for s in rank.steps.recent if s.step > 1]
             if kinds := unhindered_steps(
@@ -120,19 +120,19 @@ class VirtualMachine:
                 )
         return steps
 
-    def most_waiting(self, run: RunSnapshot, rings: RankRings) -> tuple[int, Sequence[UnitWait]]:
-        """The rank that waits most of the first few, and its waits; -1 where none is timed."""
-        waits = []
-        for rank in run.ranks[:_MAX_TIMED_RANKS]:
+    def on_its_clock(
+        self, run: RunSnapshot, rings: RankRings
+    ) -> tuple[RunSnapshot, dict[int, Sequence[UnitWait]]]:
+        """Returns *run* with the times of its devices, and the waits of each rank that was timed."""
+        ranks, waits = [], {}
+        for rank in run.ranks[:MAX_PROCESSES]:
             windows = [(s.start_ns, s.end_ns) for s in rank.steps.recent if s.step > 1]
             operations = list(read_timeline(self.folder, f"{rank.rank}-{rank.pid}"))
-            rows = waits_by_unit(operations, rings.callers(rank.pid), windows)
-            waits.append((sum(row.exposed_seconds for row in rows), rank.rank, rows))
-        _, waiting_rank, rows = max(waits, default=(0.0, -1, ()))
-        return waiting_rank, rows
-
-
-_MAX_TIMED_RANKS = 8
+            calls = rings.calls(rank.pid)
+            waits[rank.rank] = waits_by_unit(operations, calls.callers, windows)
+            steps = modelled_steps(rank.steps.recent, operations, calls)
+            ranks.append(on_modelled_clock(rank, steps, waits[rank.rank]))
+        return replace(run, ranks=(*ranks, *run.ranks[MAX_PROCESSES:]), stragglers=()), waits
 
 
 @contextmanager

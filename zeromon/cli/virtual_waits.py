@@ -1,6 +1,7 @@
-"""The waits for collectives on virtual devices, by the unit that called them.
+"""The run of a preflight on the clock of its virtual devices: steps, phases, and the waits by unit.
 
-The device times each collective, and the ring of its rank says who called it and when.
+A device times each operation, and the ring of its rank says in which phase it was enqueued, and which
+unit called a collective.
 """
 
 import re
@@ -8,20 +9,41 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, pairwise
 from operator import itemgetter
 from pathlib import Path
-from statistics import mode
+from statistics import fmean, median, mode
+from typing import NamedTuple
 
 from zeromon.base.errors import RingError
 from zeromon.readout.preflight import UnitWait
 from zeromon.ring.buffer import NameKind, RingReader
-from zeromon.ring.events import Issued, decode_record
+from zeromon.ring.codes import Flag, Phase, operation_by_name
+from zeromon.ring.events import Issued, PhaseSpan, decode_record
 from zeromon.ring.paths import ring_paths
-from zeromon_vgpu.timeline import Operation, uncovered_nanoseconds
+from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, StepSummary
+from zeromon.snapshot.communication import CollectiveRow, bus_factor, overlap_ratio
+from zeromon_vgpu.intervals import clip, length, subtract, union
+from zeromon_vgpu.timeline import Operation, last_finish, uncovered_nanoseconds
 
 Caller = tuple[int, str, str, str]
 """When it called, in nanoseconds of CLOCK_MONOTONIC; unit, operation and phase."""
+
+
+class HostCalls(NamedTuple):
+    """What the Python of a rank did and when, as far as its ring reaches back."""
+
+    callers: list[Caller]
+    """The collectives."""
+    phases: list[tuple[int, int, Phase]]
+    """When each began and ended, likewise."""
+
+    def phase_at(self, time_ns: int) -> Phase:
+        """The phase that goes on then, the inner one of two."""
+        begun = bisect_right(self.phases, time_ns, key=itemgetter(0))
+        around = (phase for _, end_ns, phase in reversed(self.phases[:begun]) if time_ns <= end_ns)
+        return next(around, Phase.OTHER)
 
 
 class RankRings:
@@ -39,9 +61,9 @@ class RankRings:
                     with suppress(RingError, OSError):
                         self._readers[path] = RingReader(path)
 
-    def callers(self, pid: int) -> list[Caller]:
-        """Returns the collectives that a process called from Python, as far as its ring reaches back."""
-        callers = []
+    def calls(self, pid: int) -> HostCalls:
+        """Returns what a process did, by its ring."""
+        calls = HostCalls([], [])
         for reader in self._readers.values():
             if reader.header.pid != pid:
                 continue
@@ -52,8 +74,11 @@ class RankRings:
                 event = decode_record(record)
                 if isinstance(event, Issued):
                     unit = units.get(event.unit, "")
-                    callers.append((event.t_ns, unit, event.op.name.lower(), event.phase.name.lower()))
-        return callers
+                    calls.callers.append((event.t_ns, unit, event.op.label, event.phase.label))
+                elif isinstance(event, PhaseSpan) and not event.flags & (Flag.DEVICE | Flag.ASYNC):
+                    calls.phases.append((event.start_ns, event.t_ns, event.phase))
+        calls.phases.sort()
+        return calls
 
 
 def waits_by_unit(
@@ -115,3 +140,109 @@ def kernel_op(name: str) -> str:
     """Returns ``all_reduce`` for ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``."""
     camel = name.removeprefix("ncclDevKernel_").partition("_")[0].partition("(")[0]
     return re.sub(r"(?<!^)(?=[A-Z])", "_", camel).lower()
+
+
+# ---- the rank on that clock ----------------------------------------------------------------------
+
+SLOW = 1
+"""Index of the times for a host that takes its time for an operator: views show those."""
+
+
+def modelled_steps(
+    recent: Sequence[StepSummary], operations: Sequence[Operation], calls: HostCalls
+) -> list[StepSummary]:
+    """Returns the steps of *recent* with the times of the modelled devices, one right after the other.
+
+    A step takes from the end of the last one on its device to its own; of the first, that is not known.
+    """
+    compute = union(op.unhindered[SLOW] for op in operations if op.computes)
+    sent = union(op.unhindered[SLOW] for op in operations if op.kind == "collective")
+    # What the first step does once, the later ones do not
+    later = [step for step in recent if step.step > 1]
+    ends = [last_finish(operations, step.start_ns, step.end_ns) for step in later]
+    steps: list[StepSummary] = []
+    for (before, _), (end, step) in pairwise(zip(ends, later, strict=True)):
+        if before is None or end is None:
+            continue
+        window = before[SLOW], end[SLOW]
+        communication = clip(sent, *window)
+        exposed = subtract(communication, clip(compute, *window))
+        phases, waits = _by_phase(operations, window, exposed, calls)
+        start_ns = steps[-1].end_ns if steps else step.start_ns
+        steps.append(
+            replace(
+                step, start_ns=start_ns, end_ns=start_ns + window[1] - window[0], idle=False, untimed=0,
+                communication_ns=length(communication), exposed_ns=length(exposed),
+                phase_ns=phases, phase_exposed_ns=waits,
+            )
+        )  # fmt: skip
+    return steps
+
+
+def _by_phase(
+    operations: Sequence[Operation],
+    window: tuple[int, int],
+    exposed: Sequence[tuple[int, int]],
+    calls: HostCalls,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Nanoseconds of a step by the phase that enqueued what ends, and the exposed part of each.
+
+    A gap before an operation belongs to the operation's phase, which waits.
+    """
+    durations, waits = [0] * len(Phase), [0] * len(Phase)
+    spans = (
+        (op.unhindered[SLOW], op.enqueued)
+        for op in operations
+        if (op.computes or op.kind == "collective") and window[0] < op.unhindered[SLOW][1] <= window[1]
+    )
+    reached = window[0]
+    for (start, finish), enqueued in sorted(spans):
+        if finish <= reached:
+            continue
+        phase = calls.phase_at(enqueued)
+        durations[phase] += finish - reached
+        waits[phase] += length(clip(list(exposed), reached, finish))
+        reached = finish
+    return tuple(durations), tuple(waits)
+
+
+def on_modelled_clock(
+    rank: RankSnapshot, steps: Sequence[StepSummary], waits: Sequence[UnitWait]
+) -> RankSnapshot:
+    """Returns *rank* with the modelled *steps*, and with the *waits* of its units in one of them."""
+    if not steps:
+        return rank
+    seconds = [step.seconds for step in steps]
+    exposed, spent = sum(step.exposed_ns for step in steps), sum(seconds)
+    sent = sum(step.communication_ns for step in steps)
+    return replace(
+        rank,
+        steps=replace(
+            rank.steps, recent=tuple(steps), median_seconds=median(seconds), mean_seconds=fmean(seconds),
+            total_seconds=spent,
+        ),
+        communication=replace(
+            rank.communication,
+            overlap_ratio=overlap_ratio(sent, exposed), exposed_ratio=exposed / 1e9 / spent,
+            exposed_seconds=exposed / 1e9 / len(steps), wait_seconds=None, late_seconds=None,
+            traffic=tuple(_stats_row(wait, rank.communication.collectives) for wait in waits),
+        ),
+    )  # fmt: skip
+
+
+def _stats_row(wait: UnitWait, totals: Sequence[CollectiveRow]) -> CollectiveStatsRow:
+    """The row of a unit's *wait*; its group is known where only one has such collectives."""
+    rows = [row for row in totals if row.op == wait.op]
+    only = rows[0] if len(rows) == 1 else None
+    rate = wait.nbytes / wait.seconds if wait.seconds else None
+    factor = bus_factor(operation_by_name(wait.op), only.group_size) if only else None
+    busbw = rate * factor if rate and factor else None
+    return CollectiveStatsRow(
+        op=wait.op, phase=wait.phase, unit=wait.unit, calls=wait.calls, nbytes=wait.nbytes,
+        group=only.group if only else "", group_size=only.group_size if only else 0,
+        nodes=only.nodes if only else 0, dim=only.dim if only else "",
+        count=sum(row.count for row in rows), seconds=wait.seconds,
+        exposed_seconds=wait.exposed_seconds, exposed_total_seconds=wait.exposed_seconds,
+        wait_seconds=None, transfer_seconds=wait.seconds, algbw_bytes_per_second=rate,
+        busbw_bytes_per_second=busbw, best_busbw_bytes_per_second=busbw or 0.0,
+    )  # fmt: skip

@@ -52,7 +52,7 @@ from zeromon.snapshot.host import Device, Energy
 from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.levels import NODE_SILENT_SECONDS
 from zeromon.snapshot.memory import KILLED_FOR_MEMORY, Risk
-from zeromon.snapshot.rank import VIRTUAL, RankMachine
+from zeromon.snapshot.rank import RankMachine
 from zeromon.snapshot.run import NodeView
 from zeromon.storage.run_store import Store
 from zeromon.storage.snapshot_log import Record, standing_findings
@@ -501,7 +501,6 @@ class RunFollower:
             totals: Counter[str] = self._before[number] + Counter(rank.ledger.totals)
             completed = replace(
                 rank,
-                device=rank.device + VIRTUAL * (device is not None and device.name.endswith(VIRTUAL)),
                 status=replace(rank.status, ended=ended),
                 communication=replace(
                     rank.communication,

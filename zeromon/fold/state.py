@@ -27,6 +27,7 @@ from zeromon.snapshot.communication import Act, Dimension
 from zeromon.snapshot.intervals import common_set, set_length, union_set
 from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.levels import UNTIMED
+from zeromon.snapshot.rank import VIRTUAL
 from zeromon.snapshot.step import RECENT_STEPS
 
 _ON_DEVICE: Final = events.pack_head(0, flags=events.Flag.DEVICE)
@@ -577,6 +578,11 @@ class RankState:
     def strategy_label(self, fields: Strategy) -> str:
         """The label of strategy *fields*; the agent's own where this version does not know it."""
         return fields.label if fields != Strategy() else str(self.meta.get("strategy", fields.label))
+
+    @property
+    def on_virtual_device(self) -> bool:
+        """True in a preflight: what this host's cores make of times says nothing of the run."""
+        return str(self.meta.get("device_name", "")).endswith(VIRTUAL)
 
     def rank_strategy(self, dims: Iterable[Dimension]) -> Strategy:
         """The strategy that the agent sent, with those of the rank's *dims* that split the model."""

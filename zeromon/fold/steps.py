@@ -255,7 +255,7 @@ def _make_step_summary(state: RankState, e: events.StepMark, start: int, window:
     phases = list(window.phase_ns)
     phases[_OTHER] = max(0, e.t_ns - e.start_ns - sum(phases[1:]))
     memory, host = state.memory, state.host
-    return StepSummary(
+    summary = StepSummary(
         step=e.step,
         start_ns=start,
         end_ns=e.t_ns,
@@ -284,6 +284,12 @@ def _make_step_summary(state: RankState, e: events.StepMark, start: int, window:
         # The window last: its own learning rate must win over the newest
         **{"learning_rate": _newest_scalar(state, events.Scalar.LEARNING_RATE), **window.scalars},
     )
+    if not state.on_virtual_device:
+        return summary
+    return replace(
+        summary, idle=True, communication_ns=0, exposed_ns=0, phase_exposed_ns=(), launch_ns=(),
+        starved_ns=0,
+    )  # fmt: skip
 
 
 def _untimed_count(state: RankState, window: Window) -> int:

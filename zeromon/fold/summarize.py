@@ -42,6 +42,7 @@ from zeromon.snapshot.memory import DeviceMemory, OutOfMemory, RoleRow, Transfer
 from zeromon.snapshot.noise import block_estimate
 from zeromon.snapshot.rank import (
     DETACHED,
+    VIRTUAL,
     AgentHealth,
     EngineRow,
     Halt,
@@ -73,25 +74,25 @@ def summarize_rank(state: RankState, observed: Observed = NOTHING_OBSERVED) -> R
     """Returns the frozen snapshot of *state* and of what was observed of its process."""
     meta = state.meta
     fields = state.rank_strategy(dimensions := state.rank_dimensions())
-    config = _config_record(state)
+    config, comm = _config_record(state), _communication_record(state, observed)
     return RankSnapshot(
         rank=state.rank,
         local_rank=int(meta.get("local_rank", 0)),
         world_size=int(meta.get("world_size", 1)),
         pid=state.pid,
         node=str(meta.get("node", "")),
-        device=str(meta.get("device", "cpu")),
+        device=str(meta.get("device", "cpu")) + VIRTUAL * state.on_virtual_device,
         strategy=state.strategy_label(fields),
         strategy_fields=fields,
         dimensions=dimensions,
         status=_status_record(state, observed),
         steps=_steps_record(state),
-        communication=_communication_record(state, observed),
+        communication=_uncounted_times(comm) if state.on_virtual_device else comm,
         memory=_memory_record(state, observed, config.models),
         machine=RankMachine(),
         config=config,
         training=_training_record(state),
-        ledger=_ledger_record(state, observed),
+        ledger=RankLedger() if state.on_virtual_device else _ledger_record(state, observed),
         agent=_agent_health(state),
         requests=RankRequests(capture=_rank_capture(state), trial=_rank_trial(state)),
     )
@@ -238,6 +239,21 @@ def _training_record(state: RankState) -> RankTraining:
         loading=loader_totals_row(state),
         out_of_batches=state.out_of_batches,
         first_batches=first_batch_checksums(state),
+    )
+
+
+def _uncounted_times(communication: RankCommunication) -> RankCommunication:
+    """The collectives of a rank on a virtual device, without what this host's cores made of their times."""
+    rows = (
+        replace(
+            row, timed=0, seconds=0.0, exposed_seconds=0.0, busbw_bytes_per_second=None,
+            best_busbw_bytes_per_second=0.0,
+        )
+        for row in communication.collectives
+    )  # fmt: skip
+    units = (replace(row, exposed_seconds=0.0) for row in communication.units)
+    return replace(
+        communication, collectives=tuple(rows), units=tuple(units), traffic=(), gathers=(), pipeline=None
     )
 
 

@@ -18,7 +18,7 @@ from zeromon.base.units import (
 from zeromon.memory.forecast import early_growth
 from zeromon.readout.breakdown import WINDOW, pace
 from zeromon.readout.death_report import deaths
-from zeromon.readout.figures import BYTES, SECONDS, STEP
+from zeromon.readout.figures import BYTES, SECONDS
 from zeromon.readout.report import by_role, finding_lines, memory_block
 from zeromon.readout.tables import Column, Columns, text_table
 from zeromon.readout.throughput import mfu_of_run, tokens_per_step
@@ -26,7 +26,7 @@ from zeromon.readout.verdict import judge_run
 from zeromon.ring.codes import Phase
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.focus import DEVICE_OOM, death_cause
-from zeromon.snapshot.levels import EXPOSED, HOST_BOUND
+from zeromon.snapshot.levels import HOST_BOUND
 from zeromon.snapshot.step import settled_steps
 
 _MODELLED = (
@@ -121,18 +121,19 @@ def preflight_result(
     outcome: str,
     asked_steps: int,
     steps_of_ranks: Sequence[tuple[Two, Two]],
-    most_waiting: tuple[int, Sequence[UnitWait]],
+    waits: Mapping[int, Sequence[UnitWait]],
+    host_seconds: float | None,
     operator_seconds: float = OPERATOR_SECONDS,
 ) -> Preflight:
-    """Returns what *run* says.
+    """Returns what *run* says, whose steps have the times of the devices.
 
     *modelled*: the device. *ranks*: those that ran, where others were simulated. *outcome*: why it
     ended early, if it did. *steps_of_ranks*: seconds of a step and of its exposed communication, of
-    each rank that was timed. *most_waiting*: the rank that waits most, and its waits.
+    each rank that was timed. *waits*: those of such a rank.
     """
     ran_out = [rank for rank in run.ranks if death_cause(rank) == DEVICE_OOM]
     rank = max(ran_out or run.ranks, key=_used_bytes)
-    device, slowest = rank.memory.device, max(run.ranks, key=lambda r: STEP.of_rank(r) or 0.0)
+    device, waiting_rank = rank.memory.device, max(waits, key=lambda number: _exposed(waits[number]))
     steps = min(r.steps.watched_steps for r in run.ranks)
     oom = rank.memory.out_of_memory
     step, exposed = max(steps_of_ranks, default=(None, None))
@@ -157,32 +158,28 @@ def preflight_result(
         reserved_bytes=device.reserved_bytes if device else -1,
         other_bytes=_other_bytes(rank),
         capacity_bytes=device.capacity_bytes if device else -1,
-        host_seconds=STEP.of_rank(slowest),
+        host_seconds=host_seconds,
         step_seconds=step,
         exposed_seconds=exposed,
-        wait_rank=most_waiting[0],
-        waits=tuple(most_waiting[1]),
+        wait_rank=waiting_rank,
+        waits=tuple(waits[waiting_rank]),
         operator_seconds=operator_seconds,
         mfu=None if isinstance(mfu, str) else mfu,
         mfu_unknown=mfu if isinstance(mfu, str) else "",
         ranks_per_node=per_node,
         **_host_bytes_of_node(run.ranks, per_node),
         **_growth_until_full(run.ranks),
-        findings=tuple(f for f in run.findings if _holds_on_device(f, step, exposed)),
+        # That a rank died stands in the deaths
+        findings=tuple(f for f in run.findings if f.severity != Severity.INFO and f.rule != "rank_died"),
     )
+
+
+def _exposed(rows: Sequence[UnitWait]) -> float:
+    return sum(row.exposed_seconds for row in rows)
 
 
 _ON_VALUE = re.compile("ZeroDivisionError|OverflowError|math domain error|not finite|nan", re.IGNORECASE)
 _NO_VALUE_HINT = "; a loss reads as 0 where no kernel computes it: try --arithmetic on a small model"
-
-
-def _holds_on_device(finding: Finding, step: Two | None, exposed: Two | None) -> bool:
-    """Returns whether *finding* is one of a real device, too. That a rank died stands in the deaths."""
-    if finding.severity == Severity.INFO or finding.rule == "rank_died":
-        return False
-    # A share of the time of steps is mostly one of waits, which a host that is always ahead has, too
-    waits = step is not None and exposed is not None and exposed[0] >= EXPOSED.warning * step[0]
-    return waits or finding.share is None
 
 
 def _mfu_of_step(run: RunSnapshot, step: Two | None) -> Two | str:
@@ -350,7 +347,7 @@ def _waits_block(result: Preflight) -> str:
         text_table(result.waits[:_MOST_WAITS], *_WAIT_COLUMNS),
     ]
     if hidden := result.waits[_MOST_WAITS:]:
-        exposed = human_seconds(sum(row.exposed_seconds for row in hidden))
+        exposed = human_seconds(_exposed(hidden))
         blocks.append(f"  ... and {len(hidden)} more, {exposed} exposed")
     return "\n".join(blocks)
 

@@ -277,6 +277,8 @@ def exposed_unknown(rank: RankSnapshot) -> str:
     """Why the exposed communication of *rank* is unknown; "" where it is known."""
     if rank.communication.exposed_ratio is not None:
         return ""
+    if rank.on_virtual_device:
+        return "of the modelled devices, a preflight knows it at its end"
     if rank.communication.untimed_ratio is not None and rank.communication.untimed_ratio > UNTIMED:
         untimed = human_ratio(rank.communication.untimed_ratio)
         return f"{untimed} of its collectives are {_untimed_place(rank)}"

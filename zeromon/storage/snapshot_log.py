@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -29,9 +30,17 @@ from zeromon.ring import paths, slices
 from zeromon.ring.files import replacing_file
 from zeromon.snapshot import Finding, RunSnapshot, Severity
 from zeromon.snapshot.step import RECENT_STEPS, Lanes
-from zeromon.storage.run_store import DEPTH, WHOLE_RUN, StepQuery, decode_snapshot, encode_snapshot
+from zeromon.storage.run_store import (
+    DEPTH,
+    WHOLE_RUN,
+    StepQuery,
+    Store,
+    decode_snapshot,
+    encode_snapshot,
+    open_run_folder,
+)
 from zeromon.storage.step_history.queries import last_steps_before, series_of_steps
-from zeromon.storage.step_history.rows import Row, Series, step_of
+from zeromon.storage.step_history.rows import Row, Series, row_of, step_of
 from zeromon.storage.step_history.writer import Writer as StepWriter
 
 MAGIC = b"ZMMOMT\0\1"
@@ -353,6 +362,23 @@ class Record:
         with open(path, "ab", opener=paths.open_private_file) as file:
             if file.tell() < _MAX_FINDINGS_BYTES:
                 file.write(b"".join(_LINES.encode(finding) + b"\n" for finding in changed))
+
+
+def replace_record(store: Store, run: RunSnapshot) -> None:
+    """Replaces the record of the ended *run* by what *run* says; its rings stay.
+
+    Raises :class:`OSError`, and :class:`~zeromon.base.errors.RingError` for a record of another user.
+    """
+    with open_run_folder(store.folder(run.run)) as folder:
+        for name in (_HISTORY, _MOMENTS):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / _FINDINGS).unlink(missing_ok=True)
+    shift = round(run.taken_wall * 1e9) - run.taken_ns
+    record = Record(store.folder(run.run))
+    for rank in run.ranks:
+        record.keep([row_of(rank.rank, step, shift) for step in rank.steps.recent])
+    record.see(run)
+    store.save(run)
 
 
 def _finding_state(finding: Finding) -> tuple[Severity, float | None]:
