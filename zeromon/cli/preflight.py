@@ -162,7 +162,7 @@ def _show_answer(
 
 
 def _judged_run(run: RunSnapshot, *, has_steps: bool) -> RunSnapshot:
-    """Returns *run* with what the times of its devices find. *has_steps*: it was ended for having them."""
+    """Returns *run* with the findings on the times of its devices. *has_steps*: for which it was ended."""
     if has_steps:
         ranks = (rank.with_status(ended="finished", failed=False) for rank in run.ranks)
         run = replace(run, ranks=tuple(ranks))

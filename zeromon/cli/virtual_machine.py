@@ -124,7 +124,7 @@ class VirtualMachine:
         self, run: RunSnapshot, rings: RankRings
     ) -> tuple[RunSnapshot, dict[int, Sequence[UnitWait]]]:
         """Returns *run* with the times of its devices, and the waits of each rank that was timed."""
-        ranks, waits = [], {}
+        ranks, waits = [], dict[int, Sequence[UnitWait]]()
         for rank in run.ranks[:MAX_PROCESSES]:
             windows = [(s.start_ns, s.end_ns) for s in rank.steps.recent if s.step > 1]
             operations = list(read_timeline(self.folder, f"{rank.rank}-{rank.pid}"))

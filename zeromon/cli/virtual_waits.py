@@ -98,10 +98,9 @@ def waits_by_unit(
         if end_ns <= last_written
     ]
     # In a step that the agent only counts, no call is known; a window may hold two steps
-    named = [calls for calls in steps_of_calls if any(unit for (unit, *_), *_ in calls)]
-    candidates = named or steps_of_calls
-    usual_count = mode(map(len, candidates)) if candidates else 0
-    counted = [calls for calls in candidates if len(calls) == usual_count]
+    counts = [(len(calls), sum(bool(unit) for (unit, *_), *_ in calls)) for calls in steps_of_calls]
+    usual = mode([count for count in counts if count[1]] or counts or [(0, 0)])
+    counted = [calls for calls, count in zip(steps_of_calls, counts, strict=True) if count == usual]
     sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for key, operation, exposed in chain.from_iterable(counted):
         start, finish = operation.unhindered[1]
@@ -196,7 +195,7 @@ def _by_phase(
         if (op.computes or op.kind == "collective") and window[0] < op.unhindered[SLOW][1] <= window[1]
     )
     reached = window[0]
-    for (start, finish), enqueued in sorted(spans):
+    for (_, finish), enqueued in sorted(spans):
         if finish <= reached:
             continue
         phase = calls.phase_at(enqueued)
@@ -225,6 +224,7 @@ def on_modelled_clock(
             rank.communication,
             overlap_ratio=overlap_ratio(sent, exposed), exposed_ratio=exposed / 1e9 / spent,
             exposed_seconds=exposed / 1e9 / len(steps), wait_seconds=None, late_seconds=None,
+            untimed={},
             traffic=tuple(_stats_row(wait, rank.communication.collectives) for wait in waits),
         ),
     )  # fmt: skip

@@ -504,7 +504,7 @@ class RunFollower:
                 status=replace(rank.status, ended=ended),
                 communication=replace(
                     rank.communication,
-                    links=self._links.of(number, uuid, devices),
+                    links=None if rank.on_virtual_device else self._links.of(number, uuid, devices),
                     wait_seconds=self._skew.wait_seconds(number),
                     late_seconds=self._skew.late_seconds(number),
                 ),

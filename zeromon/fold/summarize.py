@@ -243,7 +243,7 @@ def _training_record(state: RankState) -> RankTraining:
 
 
 def _uncounted_times(communication: RankCommunication) -> RankCommunication:
-    """The collectives of a rank on a virtual device, without what this host's cores made of their times."""
+    """The collectives of a rank on a virtual device, without times: they are of this host's cores."""
     rows = (
         replace(
             row, timed=0, seconds=0.0, exposed_seconds=0.0, busbw_bytes_per_second=None,

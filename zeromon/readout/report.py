@@ -235,15 +235,16 @@ def head_block(run: RunSnapshot, annotation: About) -> str:
         rows.append(_wrap_text(f"start-up  {setup}"))
     if joined := joined_text(run):
         rows.append(f"  watched   {joined.removeprefix('watched ')}")
-    if used := ledger.energy_text(run):
+    is_virtual = first_rank is not None and first_rank.on_virtual_device
+    if not is_virtual and (used := ledger.energy_text(run)):
         rows.append(f"  energy    {used}")
     rows.append(f"  duration  {human_seconds(max(0.0, run.taken_wall - run.started_wall))}")
     return "\n".join(rows)
 
 
 _OF_PREFLIGHT = (
-    "devices   modelled, by zeromon preflight: memory and the order of calls hold, times are those of "
-    "this machine's cores"
+    "devices   modelled, by zeromon preflight: times are those of the devices and of a host that always "
+    "takes the same for an operator, without those of data loading and of the script's own code"
 )
 
 

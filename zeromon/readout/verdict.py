@@ -367,7 +367,8 @@ def judge_run(run: RunSnapshot) -> Verdict:
         health = Health.STOPPED if is_stopped else Health.FINISHED
         trained = any(rank.steps.watched_steps for rank in run.ranks)
         final = threat or _of_health(health, _largest_wait(run) if trained else _no_step_text(run))
-        return replace(final, health=health, outcome=text.run_state(run))
+        cause = f"{_fits_text(run)}{final.cause}" if trained else final.cause
+        return replace(final, health=health, cause=cause, outcome=text.run_state(run))
     return threat or _verdict_when_healthy(run)
 
 
@@ -503,6 +504,15 @@ def _ranks_without_agent(run: RunSnapshot) -> list[int]:
     size = max((rank.config.process.get("local_world_size", 0) for rank in run.ranks), default=0)
     is_whole = all(rank.world_size == size for rank in run.ranks)
     return sorted(set(range(size)) - {rank.rank for rank in run.ranks}) if is_whole else []
+
+
+def _fits_text(run: RunSnapshot) -> str:
+    """``fits: peak 20.2 GiB of 79.1 GiB; ``, of the fullest device of a preflight; "" of other runs."""
+    devices = [r.memory.device for r in run.ranks if r.on_virtual_device and r.memory.device is not None]
+    fullest = max(devices, key=lambda device: device.peak_bytes, default=None)
+    if fullest is None:
+        return ""
+    return f"fits: peak {human_bytes(fullest.peak_bytes)} of {human_bytes(fullest.capacity_bytes)}; "
 
 
 def _no_step_text(run: RunSnapshot) -> str:
