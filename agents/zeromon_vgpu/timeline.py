@@ -88,7 +88,7 @@ def unhindered_steps(
     *steps*: when each began and ended on the device, in order; the first only begins the count. None
     where fewer than two have operations.
     """
-    finishes = [last_finish(operations, start, stop) for start, stop in steps]
+    finishes = [_last_finish(operations, start, stop) for start, stop in steps]
     kinds = []
     for kind in (0, 1):
         compute = union(op.unhindered[kind] for op in operations if op.computes)
@@ -111,7 +111,7 @@ def unhindered_steps(
     return kinds[0], kinds[1]
 
 
-def last_finish(operations: Sequence[Operation], start: int, stop: int) -> tuple[int, int] | None:
+def _last_finish(operations: Sequence[Operation], start: int, stop: int) -> tuple[int, int] | None:
     """The last end of what began from *start* to *stop*, for both kinds of host."""
     inside = [op.unhindered for op in operations if start <= op.start < stop]
     return (max(u[0][1] for u in inside), max(u[1][1] for u in inside)) if inside else None

@@ -20,8 +20,10 @@ from zeromon.base.errors import LaunchError
 from zeromon.cli.measured_launch import find_failure
 from zeromon.cli.virtual_machine import machine_values, placed_launch, python_of
 from zeromon.readout.figures import STEP
+from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
+from zeromon.storage.snapshot_log import Past
 from zeromon_vgpu.machine import write_machine
 
 pytestmark = pytest.mark.vgpu
@@ -84,6 +86,16 @@ def test_a_script_that_fits(preflight: Any) -> None:
     assert {rank["device"] for rank in answer.run["ranks"]} == {"cuda:0 (virtual)", "cuda:1 (virtual)"}
     assert answer.run["energy"]["device_joules"] is None
     assert not {"launch_bound", "straggler", "not_finite"} & {f["rule"] for f in answer.run["findings"]}
+    # the record has the times of the devices, step by step, and what it says first is the answer
+    record = Store().load()
+    for rank in record.ranks:
+        assert all(step.seconds == pytest.approx(high, rel=0.02) for step in rank.steps.recent)
+        assert all(sum(step.phase_ns) == step.end_ns - step.start_ns for step in rank.steps.recent)
+        waited = [step.exposed_ns / 1e9 for step in rank.steps.recent]
+        assert all(seconds == pytest.approx(found["exposed_seconds"][1], rel=0.05) for seconds in waited)
+    kept = Past(Store().folder(record.run)).series()
+    assert len(kept["step"]) == sum(len(rank.steps.recent) for rank in record.ranks)
+    assert judge_run(record).cause.startswith("fits, with a peak of 448.2 MiB of 79.1 GiB; exposed")
 
 
 def test_each_unit_has_its_waits(preflight: Any) -> None:
@@ -102,6 +114,15 @@ def test_each_unit_has_its_waits(preflight: Any) -> None:
     assert all(row["seconds"] == pytest.approx(seconds, rel=0.1) for row in rows)
     total, low = sum(row["exposed_seconds"] for row in rows), found["exposed_seconds"][1]
     assert low <= total * 1.01 and total < 12 * seconds * 1.1
+    # findings and every view have the same times
+    record = Store().load()
+    (finding,) = [f for f in record.findings if f.rule == "exposed_communication"]
+    assert finding.share == pytest.approx(
+        found["exposed_seconds"][1] / found["step_seconds"][1], rel=0.05
+    )
+    waiting = next(rank for rank in record.ranks if rank.rank == found["wait_rank"])
+    shown = {(row.unit, row.op, row.phase): row.exposed_seconds for row in waiting.communication.traffic}
+    assert shown == {(row["unit"], row["op"], row["phase"]): row["exposed_seconds"] for row in rows}
 
 
 def test_what_does_not_fit_is_told_with_its_phase(preflight: Any) -> None:

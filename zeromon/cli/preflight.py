@@ -162,9 +162,12 @@ def _show_answer(
 
 
 def _judged_run(run: RunSnapshot, *, has_steps: bool) -> RunSnapshot:
-    """Returns *run* with the findings on the times of its devices. *has_steps*: for which it was ended."""
+    """Returns *run* with findings on the times of its devices. *has_steps*: for which it was ended."""
     if has_steps:
-        ranks = (rank.with_status(ended="finished", failed=False) for rank in run.ranks)
+        ranks = (
+            rank.with_status(ended="finished", failed=False).with_communication(in_flight=())
+            for rank in run.ranks
+        )
         run = replace(run, ranks=tuple(ranks))
     kept = [finding for finding in run.findings if finding.share is None and finding.rule != "rank_died"]
     of_times = [

@@ -126,10 +126,9 @@ class VirtualMachine:
         """Returns *run* with the times of its devices, and the waits of each rank that was timed."""
         ranks, waits = [], dict[int, Sequence[UnitWait]]()
         for rank in run.ranks[:MAX_PROCESSES]:
-            windows = [(s.start_ns, s.end_ns) for s in rank.steps.recent if s.step > 1]
             operations = list(read_timeline(self.folder, f"{rank.rank}-{rank.pid}"))
             calls = rings.calls(rank.pid)
-            waits[rank.rank] = waits_by_unit(operations, calls.callers, windows)
+            waits[rank.rank] = waits_by_unit(operations, calls)
             steps = modelled_steps(rank.steps.recent, operations, calls)
             ranks.append(on_modelled_clock(rank, steps, waits[rank.rank]))
         return replace(run, ranks=(*ranks, *run.ranks[MAX_PROCESSES:]), stragglers=()), waits

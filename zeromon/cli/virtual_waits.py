@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, pairwise
-from operator import itemgetter
+from itertools import accumulate, chain, pairwise
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import fmean, median, mode
 from typing import NamedTuple
@@ -20,15 +20,19 @@ from zeromon.base.errors import RingError
 from zeromon.readout.preflight import UnitWait
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.ring.codes import Flag, Phase, operation_by_name
-from zeromon.ring.events import Issued, PhaseSpan, decode_record
+from zeromon.ring.events import Issued, PhaseSpan, StepMark, decode_record
 from zeromon.ring.paths import ring_paths
 from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, StepSummary
 from zeromon.snapshot.communication import CollectiveRow, bus_factor, overlap_ratio
-from zeromon_vgpu.intervals import clip, length, subtract, union
-from zeromon_vgpu.timeline import Operation, last_finish, uncovered_nanoseconds
+from zeromon_vgpu.intervals import Intervals, clip, length, subtract, union
+from zeromon_vgpu.timeline import Operation, uncovered_nanoseconds
 
 Caller = tuple[int, str, str, str]
 """When it called, in nanoseconds of CLOCK_MONOTONIC; unit, operation and phase."""
+
+
+SLOW = 1
+"""Index of the times for a host that takes its time for an operator: views show those."""
 
 
 class HostCalls(NamedTuple):
@@ -38,6 +42,21 @@ class HostCalls(NamedTuple):
     """The collectives."""
     phases: list[tuple[int, int, Phase]]
     """When each began and ended, likewise."""
+    step_ends: dict[int, int]
+    """When the host had enqueued which step."""
+
+    def windows(self, operations: Sequence[Operation]) -> list[tuple[int, int, int]]:
+        """The number of each step, and from when until when the host enqueued it.
+
+        Without the first two, which do once what the others do not, and without the last one of a
+        process that was ended: it had not written all operations.
+        """
+        last_written = max((operation.enqueued for operation in operations), default=0)
+        return [
+            (step, begin_ns, end_ns)
+            for (earlier, begin_ns), (step, end_ns) in pairwise(self.step_ends.items())
+            if 1 < earlier == step - 1 and end_ns <= last_written
+        ]
 
     def phase_at(self, time_ns: int) -> Phase:
         """The phase that goes on then, the inner one of two."""
@@ -63,7 +82,7 @@ class RankRings:
 
     def calls(self, pid: int) -> HostCalls:
         """Returns what a process did, by its ring."""
-        calls = HostCalls([], [])
+        calls = HostCalls([], [], {})
         for reader in self._readers.values():
             if reader.header.pid != pid:
                 continue
@@ -77,33 +96,26 @@ class RankRings:
                     calls.callers.append((event.t_ns, unit, event.op.label, event.phase.label))
                 elif isinstance(event, PhaseSpan) and not event.flags & (Flag.DEVICE | Flag.ASYNC):
                     calls.phases.append((event.start_ns, event.t_ns, event.phase))
+                elif isinstance(event, StepMark) and not event.flags & Flag.DEVICE:
+                    calls.step_ends[event.step] = event.t_ns
         calls.phases.sort()
         return calls
 
 
-def waits_by_unit(
-    operations: Sequence[Operation], callers: Sequence[Caller], steps: Sequence[tuple[int, int]]
-) -> tuple[UnitWait, ...]:
-    """Returns what each unit's collectives take in a step, the longest wait first.
-
-    With a host that takes its time for an operator. *steps*: when each began and ended on the device,
-    in their order; the first only begins the count.
-    """
-    # A process that was ended had not written the operations of its last moments
-    last_written = max((operation.start for operation in operations), default=0)
-    calls_of_rank = list(_called(uncovered_nanoseconds(operations, kind=1), callers))
+def waits_by_unit(operations: Sequence[Operation], calls: HostCalls) -> tuple[UnitWait, ...]:
+    """Returns what each unit's collectives take in a step, the longest wait first."""
+    calls_of_rank = list(_called(uncovered_nanoseconds(operations, kind=SLOW), calls.callers))
     steps_of_calls = [
-        [call for call in calls_of_rank if begin_ns <= call[1].start < end_ns]
-        for begin_ns, end_ns in steps[1:]
-        if end_ns <= last_written
+        [call for call in calls_of_rank if begin_ns < call[1].enqueued <= end_ns]
+        for _, begin_ns, end_ns in calls.windows(operations)
     ]
-    # In a step that the agent only counts, no call is known; a window may hold two steps
+    # In a step that the agent only counts, no call is known
     counts = [(len(calls), sum(bool(unit) for (unit, *_), *_ in calls)) for calls in steps_of_calls]
     usual = mode([count for count in counts if count[1]] or counts or [(0, 0)])
     counted = [calls for calls, count in zip(steps_of_calls, counts, strict=True) if count == usual]
     sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for key, operation, exposed in chain.from_iterable(counted):
-        start, finish = operation.unhindered[1]
+        start, finish = operation.unhindered[SLOW]
         for i, number in enumerate((1, operation.bytes, finish - start, exposed)):
             sums[key][i] += number
     n = len(counted)
@@ -143,30 +155,27 @@ def kernel_op(name: str) -> str:
 
 # ---- the rank on that clock ----------------------------------------------------------------------
 
-SLOW = 1
-"""Index of the times for a host that takes its time for an operator: views show those."""
-
 
 def modelled_steps(
     recent: Sequence[StepSummary], operations: Sequence[Operation], calls: HostCalls
 ) -> list[StepSummary]:
     """Returns the steps of *recent* with the times of the modelled devices, one right after the other.
 
-    A step takes from the end of the last one on its device to its own; of the first, that is not known.
+    A step takes from the end of the last one on its device to its own.
     """
-    compute = union(op.unhindered[SLOW] for op in operations if op.computes)
-    sent = union(op.unhindered[SLOW] for op in operations if op.kind == "collective")
-    # What the first step does once, the later ones do not
-    later = [step for step in recent if step.step > 1]
-    ends = [last_finish(operations, step.start_ns, step.end_ns) for step in later]
-    steps: list[StepSummary] = []
-    for (before, _), (end, step) in pairwise(zip(ends, later, strict=True)):
-        if before is None or end is None:
+    ordered = sorted(operations, key=_ENQUEUED)
+    finished = list(accumulate((op.unhindered[SLOW][1] for op in ordered), max))
+    known, steps = {step.step: step for step in recent}, list[StepSummary]()
+    for number, begin_ns, end_ns in calls.windows(operations):
+        first, after = (bisect_right(ordered, at, key=_ENQUEUED) for at in (begin_ns, end_ns))
+        if not 0 < first < after or number not in known:
             continue
-        window = before[SLOW], end[SLOW]
+        step, window = known[number], (finished[first - 1], finished[after - 1])
+        inside = ordered[first:after]
+        sent = union(op.unhindered[SLOW] for op in inside if op.kind == "collective")
         communication = clip(sent, *window)
-        exposed = subtract(communication, clip(compute, *window))
-        phases, waits = _by_phase(operations, window, exposed, calls)
+        exposed = subtract(communication, union(op.unhindered[SLOW] for op in inside if op.computes))
+        phases, waits = _by_phase(inside, window[0], exposed, calls)
         start_ns = steps[-1].end_ns if steps else step.start_ns
         steps.append(
             replace(
@@ -178,30 +187,25 @@ def modelled_steps(
     return steps
 
 
+_ENQUEUED = attrgetter("enqueued")
+
+
 def _by_phase(
-    operations: Sequence[Operation],
-    window: tuple[int, int],
-    exposed: Sequence[tuple[int, int]],
-    calls: HostCalls,
+    operations: Iterable[Operation], reached: int, exposed: Intervals, calls: HostCalls
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Nanoseconds of a step by the phase that enqueued what ends, and the exposed part of each.
+    """Nanoseconds of a step, from *reached* on, by the phase that enqueued what ends; the exposed part.
 
     A gap before an operation belongs to the operation's phase, which waits.
     """
     durations, waits = [0] * len(Phase), [0] * len(Phase)
-    spans = (
-        (op.unhindered[SLOW], op.enqueued)
-        for op in operations
-        if (op.computes or op.kind == "collective") and window[0] < op.unhindered[SLOW][1] <= window[1]
-    )
-    reached = window[0]
-    for (_, finish), enqueued in sorted(spans):
-        if finish <= reached:
-            continue
-        phase = calls.phase_at(enqueued)
-        durations[phase] += finish - reached
-        waits[phase] += length(clip(list(exposed), reached, finish))
-        reached = finish
+    in_order = sorted(operations, key=lambda op: op.unhindered[SLOW])
+    for op in in_order:
+        finish = op.unhindered[SLOW][1]
+        if finish > reached:
+            phase = calls.phase_at(op.enqueued)
+            durations[phase] += finish - reached
+            waits[phase] += length(clip(exposed, reached, finish))
+            reached = finish
     return tuple(durations), tuple(waits)
 
 

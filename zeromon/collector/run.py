@@ -495,7 +495,8 @@ class RunFollower:
         on_device = Counter(str(f.state.meta.get("device_uuid", "")) for f in followers if f.alive)
         ranks = []
         for follower, rank in zip(followers, summaries, strict=True):
-            number, uuid = rank.rank, str(follower.state.meta.get("device_uuid", ""))
+            number, virtual = rank.rank, rank.on_virtual_device
+            uuid = str(follower.state.meta.get("device_uuid", ""))
             ended = KILLED_FOR_MEMORY if number in killed else rank.status.ended
             device = _with_process_count(devices.read(uuid, now_ns, rank.pid), on_device[uuid])
             totals: Counter[str] = self._before[number] + Counter(rank.ledger.totals)
@@ -504,9 +505,9 @@ class RunFollower:
                 status=replace(rank.status, ended=ended),
                 communication=replace(
                     rank.communication,
-                    links=None if rank.on_virtual_device else self._links.of(number, uuid, devices),
-                    wait_seconds=self._skew.wait_seconds(number),
-                    late_seconds=self._skew.late_seconds(number),
+                    links=None if virtual else self._links.of(number, uuid, devices),
+                    wait_seconds=None if virtual else self._skew.wait_seconds(number),
+                    late_seconds=None if virtual else self._skew.late_seconds(number),
                 ),
                 memory=replace(
                     rank.memory,
@@ -535,7 +536,7 @@ class RunFollower:
 
     def _find_stragglers(self, ranks: Sequence[RankSnapshot], nodes: Sequence[NodeView]) -> None:
         """Updates the stragglers while all ranks are alive; after a death the last ones remain."""
-        if all(rank.status.alive for rank in ranks):
+        if all(rank.status.alive and not rank.on_virtual_device for rank in ranks):
             error = self.cluster.clock_error_seconds()
             self._stragglers = find_stragglers(
                 self._skew,

@@ -273,13 +273,14 @@ def _ledger_record(state: RankState, observed: Observed) -> RankLedger:
 
 
 def _agent_health(state: RankState) -> AgentHealth:
-    cost = measured_cost(state.idle_pairs)
+    virtual = state.on_virtual_device
+    cost = None if virtual else measured_cost(state.idle_pairs)
     return AgentHealth(
         dropped=state.dropped,
         errors=state.errors,
         overhead_ratio=cost[0] if cost else None,
         overhead_noise_ratio=cost[1] if cost else None,
-        accounted_overhead_ratio=accounted_ratio(state.beats, state.meta),
+        accounted_overhead_ratio=None if virtual else accounted_ratio(state.beats, state.meta),
         unseen=tuple(str(name) for name in state.meta.get("unseen", ())),
     )
 

@@ -507,12 +507,13 @@ def _ranks_without_agent(run: RunSnapshot) -> list[int]:
 
 
 def _fits_text(run: RunSnapshot) -> str:
-    """``fits: peak 20.2 GiB of 79.1 GiB; ``, of the fullest device of a preflight; "" of other runs."""
+    """``fits, with a peak of 20.2 GiB of 79.1 GiB; ``, of a preflight's fullest device; else ""."""
     devices = [r.memory.device for r in run.ranks if r.on_virtual_device and r.memory.device is not None]
     fullest = max(devices, key=lambda device: device.peak_bytes, default=None)
     if fullest is None:
         return ""
-    return f"fits: peak {human_bytes(fullest.peak_bytes)} of {human_bytes(fullest.capacity_bytes)}; "
+    peak, capacity = human_bytes(fullest.peak_bytes), human_bytes(fullest.capacity_bytes)
+    return f"fits, with a peak of {peak} of {capacity}; "
 
 
 def _no_step_text(run: RunSnapshot) -> str:

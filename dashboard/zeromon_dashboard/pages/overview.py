@@ -27,7 +27,7 @@ from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
 
 _NO_PARTS = "Where a step goes: n/a; no step is timed, or core metrics only"
-_NO_LEDGER = "The ledger: n/a; the run has just begun, or core metrics only"
+_NO_LEDGER = "The ledger: n/a: the run has just begun, is a preflight, or has core metrics only"
 
 
 def content(view: Known) -> Page:
