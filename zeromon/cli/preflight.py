@@ -23,6 +23,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from zeromon.base.errors import LaunchError
@@ -44,7 +45,7 @@ from zeromon.readout.figures import STEP
 from zeromon.readout.preflight import Preflight, preflight_result, preflight_text
 from zeromon.readout.verdict import hang_text
 from zeromon.ring import paths
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.storage.run_store import Store
 from zeromon.storage.snapshot_log import replace_record
 
@@ -169,11 +170,14 @@ def _judged_run(run: RunSnapshot, *, has_steps: bool) -> RunSnapshot:
             for rank in run.ranks
         )
         run = replace(run, ranks=tuple(ranks))
-    kept = [finding for finding in run.findings if finding.share is None and finding.rule != "rank_died"]
-    of_times = [
-        finding for finding in advise(run) if finding.share is not None or finding.rule == "rank_died"
-    ]
-    return replace(run, findings=tuple(sorted((*kept, *of_times), key=BY_SEVERITY)))
+    earlier = (finding for finding in run.findings if not _depends_on_times(finding))
+    findings = chain(earlier, filter(_depends_on_times, advise(run)))
+    return replace(run, findings=tuple(sorted(findings, key=BY_SEVERITY)))
+
+
+def _depends_on_times(finding: Finding) -> bool:
+    # or on how ranks ended, which is another matter for those that were ended for having all steps
+    return finding.share is not None or finding.rule == "rank_died"
 
 
 def _reason_to_stop(rings: RankRings, run: RunSnapshot) -> str:

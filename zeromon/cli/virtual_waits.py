@@ -36,7 +36,7 @@ SLOW = 1
 
 
 class HostCalls(NamedTuple):
-    """What the Python of a rank did and when, as far as its ring reaches back."""
+    """Calls, phases and steps of a rank's Python with their times, as far as its ring reaches back."""
 
     callers: list[Caller]
     """The collectives."""
@@ -60,9 +60,9 @@ class HostCalls(NamedTuple):
 
     def phase_at(self, time_ns: int) -> Phase:
         """The phase that goes on then, the inner one of two."""
-        begun = bisect_right(self.phases, time_ns, key=itemgetter(0))
-        around = (phase for _, end_ns, phase in reversed(self.phases[:begun]) if time_ns <= end_ns)
-        return next(around, Phase.OTHER)
+        position = bisect_right(self.phases, time_ns, key=itemgetter(0))
+        phases = (phase for _, end_ns, phase in reversed(self.phases[:position]) if time_ns <= end_ns)
+        return next(phases, Phase.OTHER)
 
 
 class RankRings:
@@ -111,8 +111,10 @@ def waits_by_unit(operations: Sequence[Operation], calls: HostCalls) -> tuple[Un
     ]
     # In a step that the agent only counts, no call is known
     counts = [(len(calls), sum(bool(unit) for (unit, *_), *_ in calls)) for calls in steps_of_calls]
-    usual = mode([count for count in counts if count[1]] or counts or [(0, 0)])
-    counted = [calls for calls, count in zip(steps_of_calls, counts, strict=True) if count == usual]
+    usual_count = mode([count for count in counts if count[1]] or counts or [(0, 0)])
+    counted = [
+        calls for calls, count in zip(steps_of_calls, counts, strict=True) if count == usual_count
+    ]
     sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for key, operation, exposed in chain.from_iterable(counted):
         start, finish = operation.unhindered[SLOW]
@@ -165,17 +167,17 @@ def modelled_steps(
     """
     ordered = sorted(operations, key=_ENQUEUED)
     finished = list(accumulate((op.unhindered[SLOW][1] for op in ordered), max))
-    known, steps = {step.step: step for step in recent}, list[StepSummary]()
+    by_number, steps = {step.step: step for step in recent}, list[StepSummary]()
     for number, begin_ns, end_ns in calls.windows(operations):
-        first, after = (bisect_right(ordered, at, key=_ENQUEUED) for at in (begin_ns, end_ns))
-        if not 0 < first < after or number not in known:
+        low, high = (bisect_right(ordered, at_ns, key=_ENQUEUED) for at_ns in (begin_ns, end_ns))
+        if not 0 < low < high or number not in by_number:
             continue
-        step, window = known[number], (finished[first - 1], finished[after - 1])
-        inside = ordered[first:after]
-        sent = union(op.unhindered[SLOW] for op in inside if op.kind == "collective")
+        step, window = by_number[number], (finished[low - 1], finished[high - 1])
+        of_step = ordered[low:high]
+        sent = union(op.unhindered[SLOW] for op in of_step if op.kind == "collective")
         communication = clip(sent, *window)
-        exposed = subtract(communication, union(op.unhindered[SLOW] for op in inside if op.computes))
-        phases, waits = _by_phase(inside, window[0], exposed, calls)
+        exposed = subtract(communication, union(op.unhindered[SLOW] for op in of_step if op.computes))
+        phases, waits = _by_phase(of_step, window[0], exposed, calls)
         start_ns = steps[-1].end_ns if steps else step.start_ns
         steps.append(
             replace(
@@ -216,17 +218,17 @@ def on_modelled_clock(
     if not steps:
         return rank
     seconds = [step.seconds for step in steps]
-    exposed, spent = sum(step.exposed_ns for step in steps), sum(seconds)
+    exposed, duration = sum(step.exposed_ns for step in steps), sum(seconds)
     sent = sum(step.communication_ns for step in steps)
     return replace(
         rank,
         steps=replace(
             rank.steps, recent=tuple(steps), median_seconds=median(seconds), mean_seconds=fmean(seconds),
-            total_seconds=spent,
+            total_seconds=duration,
         ),
         communication=replace(
             rank.communication,
-            overlap_ratio=overlap_ratio(sent, exposed), exposed_ratio=exposed / 1e9 / spent,
+            overlap_ratio=overlap_ratio(sent, exposed), exposed_ratio=exposed / 1e9 / duration,
             exposed_seconds=exposed / 1e9 / len(steps), wait_seconds=None, late_seconds=None,
             untimed={},
             traffic=tuple(_stats_row(wait, rank.communication.collectives) for wait in waits),
@@ -237,14 +239,14 @@ def on_modelled_clock(
 def _stats_row(wait: UnitWait, totals: Sequence[CollectiveRow]) -> CollectiveStatsRow:
     """The row of a unit's *wait*; its group is known where only one has such collectives."""
     rows = [row for row in totals if row.op == wait.op]
-    only = rows[0] if len(rows) == 1 else None
+    of_group = rows[0] if len(rows) == 1 else None
     rate = wait.nbytes / wait.seconds if wait.seconds else None
-    factor = bus_factor(operation_by_name(wait.op), only.group_size) if only else None
+    factor = bus_factor(operation_by_name(wait.op), of_group.group_size) if of_group else None
     busbw = rate * factor if rate and factor else None
     return CollectiveStatsRow(
         op=wait.op, phase=wait.phase, unit=wait.unit, calls=wait.calls, nbytes=wait.nbytes,
-        group=only.group if only else "", group_size=only.group_size if only else 0,
-        nodes=only.nodes if only else 0, dim=only.dim if only else "",
+        group=of_group.group if of_group else "", group_size=of_group.group_size if of_group else 0,
+        nodes=of_group.nodes if of_group else 0, dim=of_group.dim if of_group else "",
         count=sum(row.count for row in rows), seconds=wait.seconds,
         exposed_seconds=wait.exposed_seconds, exposed_total_seconds=wait.exposed_seconds,
         wait_seconds=None, transfer_seconds=wait.seconds, algbw_bytes_per_second=rate,
