@@ -22,6 +22,7 @@ from zeromon.cli.virtual_machine import machine_values, placed_launch, python_of
 from zeromon.readout.figures import STEP
 from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.rank import VIRTUAL
 from zeromon.storage.run_store import Store
 from zeromon.storage.snapshot_log import Past
 from zeromon_vgpu.machine import write_machine
@@ -184,7 +185,8 @@ def record(
     def run(name: str, *arguments: str, slow: float = 1.0, slow_links: float = 1.0) -> RunSnapshot:
         values = machine_values(options)
         links = {link: float(values[link]) / slow_links for link in ("node_speed", "pcie_speed")}
-        write_machine(tmp_path / name, changes={**values, **links, "slow": slow})
+        label = str(values["name"]).removesuffix(VIRTUAL)
+        write_machine(tmp_path / name, changes={**values, **links, "slow": slow, "name": label})
         variables = {**os.environ, **virtual_cuda.variables(tmp_path / name)}
         variables["ZEROMON_DIR"] = str(tmp_path / name / "live")
         command = [sys.executable, "-m", "zeromon", "run", "--quiet", "--name", name, "--"]
