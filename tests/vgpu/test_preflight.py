@@ -18,9 +18,10 @@ from support import free_port
 from vgpu.environment import Environment
 from zeromon.base.errors import LaunchError
 from zeromon.cli.measured_launch import find_failure
-from zeromon.cli.virtual_machine import machine_values, placed_launch, python_of
+from zeromon.cli.virtual_machine import machine_values, placed_launch, python_of, virtual_machine
 from zeromon.readout.figures import STEP
 from zeromon.readout.verdict import judge_run
+from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.rank import VIRTUAL
 from zeromon.storage.run_store import Store
@@ -97,6 +98,19 @@ def test_a_script_that_fits(preflight: Any) -> None:
     kept = Past(Store().folder(record.run)).series()
     assert len(kept["step"]) == sum(len(rank.steps.recent) for rank in record.ranks)
     assert judge_run(record).cause.startswith("fits, with a peak of 448.2 MiB of 79.1 GiB; exposed")
+
+
+def test_what_a_killed_preflight_has_left_goes_with_the_next(virtual_cuda: Environment) -> None:
+    root = paths.choose_ring_root().parent
+    options = argparse.Namespace(gpu="h100", link=None, network=4e11, arithmetic=False)
+    command = [str(virtual_cuda.python), "train.py"]
+    left = paths.make_private_folder(root / "zeromon-killed")
+    (left / "preflight.lock").touch()
+    with virtual_machine(command, options, "first") as machine:
+        assert not left.exists()
+        with virtual_machine(command, options, "second"):
+            assert (machine.folder / "machine").exists(), "this one still runs"
+    assert not machine.folder.exists()
 
 
 def test_each_unit_has_its_waits(preflight: Any) -> None:

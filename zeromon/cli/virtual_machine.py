@@ -29,6 +29,7 @@ from zeromon.readout.preflight import (
     calibration_text,
 )
 from zeromon.ring import paths
+from zeromon.ring.files import try_lock_file
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.rank import VIRTUAL
 from zeromon_vgpu.build import build_libraries
@@ -145,7 +146,10 @@ def virtual_machine(
     values, torch = machine_values(options), find_torch(command)
     _refuse_old_device(values, torch)
     libraries = _libraries(torch)
-    folder = paths.make_private_folder(paths.choose_ring_root().parent / f"zeromon-{name}")
+    root = paths.choose_ring_root().parent
+    _remove_abandoned(root)
+    folder = paths.make_private_folder(root / f"zeromon-{name}")
+    lock = try_lock_file(folder / _LOCK)
     earlier_folder = os.environ.get("ZEROMON_DIR")
     try:
         write_machine(folder, changes=values)
@@ -164,6 +168,21 @@ def virtual_machine(
         if earlier_folder is not None:
             os.environ["ZEROMON_DIR"] = earlier_folder
         shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+_LOCK = "preflight.lock"
+
+
+def _remove_abandoned(root: Path) -> None:
+    """Removes what killed preflights have left: virtual devices in memory of the host."""
+    for path in root.glob(f"zeromon-*/{_LOCK}"):
+        with suppress(OSError):
+            is_own = paths.owner_uid_of(path.parent) == os.getuid()
+            if is_own and (lock := try_lock_file(path)) is not None:
+                shutil.rmtree(path.parent, ignore_errors=True)
+                os.close(lock)
 
 
 def machine_values(options: argparse.Namespace) -> dict[str, float | str]:
