@@ -24,8 +24,15 @@ def generate() -> ModuleType:
 def test_the_page_of_metrics_is_the_generated_one(generate: ModuleType) -> None:
     """If this fails, run ``python docs/generate.py``."""
     text = (DOCS / "metrics.md").read_text()
-    assert text == generate.metrics_page(text)
+    assert text == generate.page_with_table(text, generate.metrics_table())
     assert text.count("| `zeromon_") == len(generate.METRICS) > 90
+
+
+def test_the_table_of_devices_is_the_generated_one(generate: ModuleType) -> None:
+    """If this fails, run ``python docs/generate.py``, after a new device has its source there."""
+    text = (DOCS / "preflight.md").read_text()
+    assert text == generate.page_with_table(text, generate.devices_table())
+    assert set(generate.SOURCES) == set(generate.DEVICES)
 
 
 def test_the_page_of_rules_is_the_generated_one(generate: ModuleType) -> None:
