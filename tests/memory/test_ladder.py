@@ -179,6 +179,27 @@ def test_a_finding_and_a_death_show_the_same_ladder() -> None:
         assert line in text
 
 
+def test_a_script_under_autocast_is_not_told_to_use_it() -> None:
+    """Parameters of DDP are in fp32 with it and without; only the process says which."""
+    facts = {
+        **FACTS,
+        "framework": "ddp",
+        "stage": 0,
+        "param_bytes": 4,
+        "compute_bytes": 4,
+        "grad_bytes": 4,
+    }
+    plain = full(models=(facts,))
+    process = {**plain.ranks[0].config.process, "autocast": "bfloat16"}
+    config = replace(plain.ranks[0].config, process=process)
+    with_autocast = replace(plain, ranks=(replace(plain.ranks[0], config=config),))
+    changes, others = (
+        [rung.change for rung in ladder_of_risk(shown, Pool.DEVICE, 7 * GIB)]
+        for shown in (plain, with_autocast)
+    )
+    assert others == [change for change in changes if "torch.autocast" not in change] != changes
+
+
 def test_growth_and_an_unknown_model_have_no_ladder() -> None:
     grows = replace(full().ranks[0].memory.risks[0], cause="growth", growth_bytes_per_step=1e6)
     remedies = [

@@ -59,18 +59,20 @@ def ladder_rungs(
     need_bytes: float | None,
     tiers: tuple[str, ...] = ("device",),
     least_bytes: float = 0.0,
+    *,
+    autocasts: bool = False,
 ) -> tuple[Rung, ...]:
     """Returns the rungs that free memory in *tiers*, in order.
 
     *need_bytes*: how many bytes must become free; None where unknown, and then no rung is called enough.
-    *least_bytes*: a rung that frees less is left out.
+    *least_bytes*: a rung that frees less is left out. *autocasts*: activations are in 16 bits already.
     """
     rungs: list[Rung] = []
     freed, exact, row_before = 0, True, predict_row(setup, setup.plan)
     peak_bytes = _peak_tier_bytes(row_before, tiers)
     for step in _STEPS:
         change = step(setup)
-        if change is None:
+        if change is None or (autocasts and step is _to_bf16):
             continue
         # By identity: an equal setup that a step made is a change that frees nothing
         if change.after is setup:  # of activations, which are unknown
@@ -108,7 +110,9 @@ def ladder_of_risk(run: RunSnapshot, pool: Pool, need_bytes: float | None) -> tu
         return ()
     on_cpu = all(rank.memory.device is None for rank in run.ranks)
     tiers = ("device",) if pool == Pool.DEVICE else ("host", "device") if on_cpu else ("host",)
-    return ladder_rungs(setup, need_bytes, tiers, _MIN_SHARE_OF_NEED * (need_bytes or 0.0))
+    autocasts = any(rank.config.process.get("autocast") for rank in run.ranks)
+    least_bytes = _MIN_SHARE_OF_NEED * (need_bytes or 0.0)
+    return ladder_rungs(setup, need_bytes, tiers, least_bytes, autocasts=autocasts)
 
 
 def _peak_tier_bytes(of: Row, tiers: tuple[str, ...]) -> int:
