@@ -20,6 +20,7 @@ from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring import paths
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon.snapshot import RankSnapshot, RiskCause, RunSnapshot
+from zeromon.snapshot.focus import DEVICE_OOM, death_cause
 from zeromon.snapshot.levels import OOM
 from zeromon.snapshot.noise import Estimate, median_of
 from zeromon.snapshot.step import settled_steps
@@ -34,6 +35,7 @@ _LOOKS_AHEAD = 4
 line of earlier launches says that it ends sooner."""
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _SET_PARENT_DEATH_SIGNAL = 1
+NO_HOST_MEMORY, OUT_OF_HOST_MEMORY = "host memory would have run out", "out of host memory"
 _ERROR = 1.02
 """By how much a peak exceeds the line at most, so far as this was seen."""
 _TRENDS = (RiskCause.GROWTH, RiskCause.SPIKE, RiskCause.FRAGMENTATION, RiskCause.NON_TORCH)
@@ -148,7 +150,7 @@ class _Watch:
         if expected is not None and used <= _ERROR * expected:
             soon = min(soon, max(used, round(expected)))
         if capacity - max(used, soon) < _SAFE_SHARE * capacity:
-            return "host memory would have run out"
+            return NO_HOST_MEMORY
         return ""
 
     def _ask(self) -> None:
@@ -195,9 +197,10 @@ class _Watch:
             if self._run is not None and self._run.ended:
                 break
         ranks = self._run.ranks if self._run is not None else ()
-        no_memory = self._kills > 0 or any(r.memory.out_of_memory is not None for r in ranks)
-        if no_memory:
+        if any(r.memory.out_of_memory or death_cause(r) == DEVICE_OOM for r in ranks):
             return replace(self._measured_trial("out of memory"), killed=True)
+        if self._kills > 0:
+            return replace(self._measured_trial(OUT_OF_HOST_MEMORY), killed=True)
         # A script that takes fewer steps than --steps has ended well, and is measured
         steps = self._steps(lambda rank: rank.steps.watched_steps)
         if self.child.returncode == 0 and steps > 1:
@@ -253,9 +256,10 @@ def _ended_steps(rank: RankSnapshot) -> int:
 
 def _device_peak_bytes(rank: RankSnapshot) -> tuple[int, int] | None:
     """The most bytes that the allocator had handed out, and what it may; None without a device."""
-    if rank.memory.device is None or rank.memory.device.capacity_bytes <= 0 or not rank.steps.recent:
+    if rank.memory.device is None or rank.memory.device.capacity_bytes <= 0:
         return None
-    other_bytes = max(0, *(step.other_bytes for step in rank.steps.recent))
+    # One that ran out in its first step has none
+    other_bytes = max((0, *(step.other_bytes for step in rank.steps.recent)))
     return rank.memory.device.peak_bytes, rank.memory.device.capacity_bytes - other_bytes
 
 
