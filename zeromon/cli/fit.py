@@ -312,7 +312,8 @@ def _batch_answer(search: "_Search") -> tuple[dict[str, Any], str]:
     }
     report = stages_as_text(stages, search.trials, chosen, scripts, search.notes)
     if search.counts:
-        report = "\n".join([search.launch_table(None), *search.reasons(), "", report])
+        place = [f"{search.label('', search.devices)}:"] if search.devices else []
+        report = "\n".join([search.launch_table(None), *search.reasons(), "", *place, report])
     return content, report
 
 

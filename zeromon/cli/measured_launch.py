@@ -19,7 +19,7 @@ from zeromon.probes.host_memory import Footprint
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring import paths
 from zeromon.ring.model_metadata import INSTALLED
-from zeromon.snapshot import RankSnapshot, RiskCause, RunSnapshot
+from zeromon.snapshot import Pool, RankSnapshot, RiskCause, RunSnapshot
 from zeromon.snapshot.focus import DEVICE_OOM, death_cause
 from zeromon.snapshot.levels import OOM
 from zeromon.snapshot.noise import Estimate, median_of
@@ -154,9 +154,10 @@ class _Watch:
         return ""
 
     def _ask(self) -> None:
-        if self._source is None:
-            address = collector_address(self._root)
-            self._source = LiveSource(address, self.request.name) if address else None
+        # The collector of the previous launch may still end, and another one begin at another port
+        address = collector_address(self._root) or (self._source and self._source.address)
+        if address and (self._source is None or self._source.address != address):
+            self._source = LiveSource(address, self.request.name)
         if self._source is not None:
             with suppress(SourceError, RunNotFound):
                 self._run = self._source.latest()
@@ -173,7 +174,11 @@ class _Watch:
         """Why the live forecast says that the run will die; "" where it says nothing of the kind."""
         if self._run is None:
             return ""
-        risks = [risk for rank in self._run.ranks for risk in rank.memory.risks]
+        # Running out harms no virtual device, and a forecast may be wrong
+        risks = [
+            risk for rank in self._run.ranks for risk in rank.memory.risks
+            if not (rank.on_virtual_device and risk.pool == Pool.DEVICE)
+        ]  # fmt: skip
         alarms = [r for r in risks if r.ratio >= OOM.warning and r.cause in _TRENDS]
         return f"the forecast: {alarms[0].pool} memory runs out ({alarms[0].cause})" if alarms else ""
 

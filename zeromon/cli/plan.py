@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import or_
@@ -49,7 +50,7 @@ from zeromon.export.files import Progress
 from zeromon.memory import plan
 from zeromon.memory.plan import Point, Work, failed_point, point_of, work_of
 from zeromon.memory.reconcile import micro_batch_of_rank
-from zeromon.memory.speeds import find_named_device
+from zeromon.memory.speeds import DEVICES, find_named_device
 from zeromon.readout.throughput import (
     device_peak,
     flops_per_token,
@@ -124,10 +125,28 @@ def print_changes(options: argparse.Namespace) -> int:
     if options.json:
         show_json(changes_as_json(base, points, of=point_count))
     else:
-        show_text(changes_as_text(base, points))
+        show_text(changes_as_text(base, points) + _fit_command(options, run))
     if len(points) < point_count:
         tell_user(f"interrupted: {len(points)} of {point_count} points")
     return 0 if any(point.time is not None for point in (base, *points)) else 2
+
+
+def _fit_command(options: argparse.Namespace, run: RunSnapshot | None) -> str:
+    """A line with the ``zeromon fit`` that launches what was swept; "" without a stage or devices."""
+    swept = dict(map(_split_setting, options.sweep))
+    places = {"stage": "--stages"} | ({"devices": "--devices"} if (options.nodes or 1) == 1 else {})
+    device = run.ranks[0].machine.device if run is not None else None
+    known = find_named_device(options.gpu or (device.name if device is not None else ""))
+    gpu = options.gpu or next((name for name, peaks in DEVICES.items() if peaks is known), "")
+    if not gpu or "," in gpu or not any(name in places for name in swept):
+        return ""
+    needed = " and ".join(f"{{{name}}}" for name in swept if name in places)
+    flags = " ".join(f"{places[name]} {swept[name]}" for name in swept if name in places)
+    command = shlex.join(run.command) if run is not None and run.command else "COMMAND"
+    return (
+        f"to launch them without a GPU, with {needed} in the command:\n"
+        f"  zeromon fit --gpu {gpu} {flags} -- {command}\n"
+    )
 
 
 def changes_of_run(run: RunSnapshot, changes: Sequence[str], limit: int) -> dict[str, Any]:
