@@ -205,7 +205,7 @@ def search_order(names: list[str], setup: Setup | None, fits: set[str]) -> list[
     """The stages of a search, in the order of their launches, where those of *fits* fit."""
     order = cheapest_first(names, rows_of_stages(names, setup))
     trials: list[Trial] = []
-    while (stage := next_stage(trials, order if trials else names[:1])) is not None:
+    while (stage := next_stage(trials, order, names[0])) is not None:
         outcome = "" if stage in fits else "out of memory"
         trials.append(Trial(stage=stage, micro_batch=1, outcome=outcome))
     chosen = cheapest_trial(trials, order)

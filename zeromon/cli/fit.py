@@ -20,10 +20,8 @@ Without {micro_batch}, or where --min and --max are equal, the batch stays as it
 the cheapest stage that fits, as `zeromon plan` ranks them: the one that communicates least. {devices}
 needs --gpu: zeromon finds the fewest that fit, by halves, under the stage that needs the least memory.
 
-  zeromon fit --gpu 24GiB --stages ddp,fsdp2-zero2,fsdp2 -- \
-      torchrun --nproc-per-node 8 train.py --strategy {stage}
-  zeromon fit --gpu 24GiB --stages 1,2,3 --devices 1,2,4,8 -- \
-      deepspeed --num_gpus {devices} train.py --stage {stage}
+  zeromon fit --gpu 24GiB --stages ddp,fsdp2 -- torchrun ... train.py --strategy {stage}
+  zeromon fit --gpu 24GiB --devices 1,2,4,8 -- deepspeed --num_gpus {devices} train.py
 
 Each launch takes real training steps: point checkpoints elsewhere. The first launches are of the stage
 that needs the least memory; the arithmetic of `zeromon plan` predicts the others from it, and the table
@@ -52,7 +50,7 @@ import msgspec
 from zeromon.base.errors import LaunchError, PlanError
 from zeromon.base.units import human_bytes, human_count
 from zeromon.cli import tell_user
-from zeromon.cli.measured_launch import NO_HOST_MEMORY, OUT_OF_HOST_MEMORY, Request, run_launch
+from zeromon.cli.measured_launch import Request, run_launch
 from zeromon.cli.parser import add_flag, add_list, add_option, positive
 from zeromon.cli.plan_setup import read_config_file
 from zeromon.cli.report import snapshot_or_none
@@ -82,7 +80,6 @@ from zeromon.readout.preflight import Two
 from zeromon.readout.tables import Column, aligned_table, text_table
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
-from zeromon.snapshot import RunSnapshot
 
 FIELDS = ("micro_batch", "stage", "accumulation")
 _DEVICE_COUNTS = (1, 2, 4, 8)
@@ -251,10 +248,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def device_counts(typed: str) -> list[int]:
     """Parses the value of --devices."""
-    try:
-        return sorted({positive(count) for count in typed.split(",")})
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be numbers, like 1,2,4,8, not {typed}") from None
+    return sorted({positive(count) for count in typed.split(",")})
 
 
 def call(options: argparse.Namespace) -> int:
@@ -284,14 +278,12 @@ def call(options: argparse.Namespace) -> int:
     recommended = content["recommended"]
     if recommended is not None and search.counts:
         recommended["devices"] = search.devices
-    if not options.json:
-        show_text(report)
-        return 0 if recommended else 1
-    launches = [asdict(t) | {"fits": t.fits} for t in search.trials]
-    for values in (*launches, recommended or {}):
-        values |= {} if search.has_batch_place else {"micro_batch": None}
-    content |= {"launches": launches, "notes": list(search.notes)}
-    sys.stdout.write(json.dumps(content) + "\n")
+    if options.json:
+        launches = [asdict(t) | {"fits": t.fits} for t in search.trials]
+        for values in (*launches, recommended or {}):
+            values |= {} if search.has_batch_place else {"micro_batch": None}
+        report = json.dumps(content | {"launches": launches, "notes": list(search.notes)}) + "\n"
+    (sys.stdout.write if options.json else show_text)(report)
     return 0 if recommended else 1
 
 
@@ -312,8 +304,8 @@ def _batch_answer(search: "_Search") -> tuple[dict[str, Any], str]:
     }
     report = stages_as_text(stages, search.trials, chosen, scripts, search.notes)
     if search.counts:
-        place = [f"{search.label('', search.devices)}:"] if search.devices else []
-        report = "\n".join([search.launch_table(None), *search.reasons(), "", *place, report])
+        head = [f"{search.label('', search.devices)}:"] if search.devices else []
+        report = "\n".join([search.launch_table(None), *search.reasons(), "", *head, report])
     return content, report
 
 
@@ -321,9 +313,8 @@ def _fixed_batch_answer(search: "_Search") -> tuple[dict[str, Any], str]:
     """The launches, the cheapest stage on the fewest devices, and why, for --json and as text."""
     chosen, reasons = search.cheapest(), search.reasons()
     scripts = search.write([(chosen.stage, chosen.micro_batch)] if chosen else [])
-    headline = "Nothing is recommended: no launch fits"
-    if chosen is not None:
-        headline = f"Recommended: {search.label(chosen.stage, chosen.devices)}"
+    label = search.label(chosen.stage, chosen.devices) if chosen else ""
+    headline = f"Recommended: {label}" if chosen else "Nothing is recommended: no launch fits"
     content: dict[str, Any] = {
         "stages": [],
         "recommended": {"stage": chosen.stage, "micro_batch": chosen.micro_batch} if chosen else None,
@@ -363,10 +354,7 @@ class _Search:
 
     def go(self) -> None:
         """Launches what is to be learnt next, until nothing is."""
-        while len(self.trials) < self._options.launches:
-            target = self._next()
-            if target is None:
-                return
+        while len(self.trials) < self._options.launches and (target := self._next()):
             self._launch_trial(*target)
 
     def _next(self) -> tuple[str, int, int] | None:
@@ -376,25 +364,22 @@ class _Search:
         if self.devices is None:
             return None
         if self.has_fixed_batch:
-            # Its run is what the cost of the others is predicted from
-            first = self._names[:1] if not self._of(self._names[0]) else self._by_cost()
-            stage = fit.next_stage(self._here(), first)
+            stage = fit.next_stage(self._here(), self._by_cost(), self._names[0])
             return None if stage is None else (stage, self.sizes[0], self.devices)
-        target = self._next_size()
-        return None if target is None else (*target, self.devices)
+        return self._next_size(self.devices)
 
     def _device_trials(self) -> list[Trial]:
         """The launches that say how many devices are enough."""
-        first = self._names[0], self.sizes[0]
-        return [t for t in self.trials if (t.stage, t.micro_batch) == first]
+        values = self._names[0], self.sizes[0]
+        return [trial for trial in self.trials if (trial.stage, trial.micro_batch) == values]
 
     @property
     def devices(self) -> int | None:
         """The fewest devices that are known to be enough, None without any; 0 without {devices}."""
-        fitting = [t.devices for t in self._device_trials() if t.fits and t.devices in self.counts]
-        return min(fitting, default=None) if self.counts else 0
+        enough = {trial.devices for trial in self._device_trials() if trial.fits}
+        return min(enough.intersection(self.counts), default=None) if self.counts else 0
 
-    def _next_size(self) -> tuple[str, int] | None:
+    def _next_size(self, devices: int) -> tuple[str, int, int] | None:
         budget = self._options.launches - len(self.trials)
         first_stage = self._names[0]
         tried = self._of(first_stage)
@@ -402,7 +387,7 @@ class _Search:
         # two launches of the first stage give the line; of several stages the others prove the best
         size = fit.next_size(tried, self.sizes, budget if single else min(budget, 2 - len(tried)))
         if size is not None:
-            return first_stage, size
+            return first_stage, size, devices
         if single:
             return None
         # On virtual devices seconds are not predicted, so each stage is launched
@@ -414,17 +399,17 @@ class _Search:
                 and stage.largest not in {t.micro_batch for t in measured}
                 and not any(t.micro_batch <= stage.largest and not t.fits for t in measured)
             ):
-                return stage.name, stage.largest
+                return stage.name, stage.largest, devices
             if measured and stage.name != first_stage:
                 return None  # the best is proven
         return None
 
     def _here(self) -> list[Trial]:
         """The launches on the fewest devices that are enough."""
-        return [t for t in self.trials if t.devices == self.devices]
+        return [trial for trial in self.trials if trial.devices == self.devices]
 
     def _of(self, stage: str) -> list[Trial]:
-        return [t for t in self._here() if t.stage == stage]
+        return [trial for trial in self._here() if trial.stage == stage]
 
     def _launch_trial(self, stage: str, size: int, devices: int) -> None:
         number = len(self.trials) + 1
@@ -440,8 +425,8 @@ class _Search:
             environment |= placed.environment
         # zeromon run adds -2 to a name that exists, and _Watch would follow the earlier run
         name = f"fit-{self.key}-{number}-{int(time.time())}"
-        what = self.label(stage, devices) + f", micro-batch {size}" * self.has_batch_place
-        tell_user(f"launch {number} of at most {self._options.launches}: {what}")
+        label = self.label(stage, devices) + f", micro-batch {size}" * self.has_batch_place
+        tell_user(f"launch {number} of at most {self._options.launches}: {label}")
         memory_line = fit.fitted_line(self._of(stage), fit.HOST)
         request = Request(
             trial=trial, command=command, environment=environment, name=name,
@@ -455,7 +440,7 @@ class _Search:
         show_progress("")
         if self.machine is not None and (run := snapshot_or_none(done.run)) is not None:
             done = with_device_seconds(done, self.machine.steps_of_ranks(run))
-        if self.machine is not None and done.outcome in (NO_HOST_MEMORY, OUT_OF_HOST_MEMORY):
+        if self.machine is not None and "host memory" in done.outcome:
             # It says nothing about the devices
             hint = f"--processes, now {self._options.processes}, says how many ranks run at once."
             raise LaunchError(f"{done.outcome} on this machine, which runs the virtual devices", hint)
@@ -468,7 +453,8 @@ class _Search:
     def _check_batch(self, done: Trial) -> None:
         """Notes where the run's own micro-batch is another than what was set."""
         run = snapshot_or_none(done.run)
-        reported_size = reported_micro_batch(run) if run is not None else None
+        ranks = run.ranks if run is not None else ()
+        reported_size = next((size for rank in ranks if (size := micro_batch_of_rank(rank))), None)
         if self.has_batch_place and reported_size not in (None, done.micro_batch):
             self.notes.append(
                 f"the run reports a micro-batch of {reported_size}, where {done.micro_batch} was set"
@@ -481,12 +467,9 @@ class _Search:
         return min(estimates, key=lambda e: e.value, default=None)
 
     def _make_trial(self, stage: str, size: int, devices: int) -> Trial:
-        accumulation = self._accumulation_steps(size)
-        return Trial(stage=stage, micro_batch=size, devices=devices, accumulation=accumulation)
-
-    def _accumulation_steps(self, size: int) -> int:
         global_batch = self._options.global_batch
-        return 1 if global_batch is None else global_batch // (size * self._options.ranks)
+        accumulation = 1 if global_batch is None else global_batch // (size * self._options.ranks)
+        return Trial(stage=stage, micro_batch=size, devices=devices, accumulation=accumulation)
 
     def _filled(self, trial: Trial, folder: Path) -> tuple[list[str], dict[str, str]]:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -497,7 +480,7 @@ class _Search:
         return command, environment
 
     def _setup(self) -> tuple[Setup | None, str]:
-        """What the last launch of the first stage ran as, None with the reason where that is unknown."""
+        """The setup of the last launch of the first stage; None with the reason where it is unknown."""
         trials = self._of(self._names[0])
         run = snapshot_or_none(trials[-1].run) if trials else None
         if run is None:
@@ -526,15 +509,15 @@ class _Search:
     def label(self, stage: str, devices: int) -> str:
         """``stage fsdp2 on 2 devices``."""
         per_node = " per node" * ((self._options.nodes or 1) > 1)
-        place = f" on {devices} device{'s' * (devices > 1)}{per_node}" if devices else ""
-        return (f"stage {stage}" if stage else "the command") + place
+        suffix = f" on {devices} device{'s' * (devices > 1)}{per_node}" if devices else ""
+        return (f"stage {stage}" if stage else "the command") + suffix
 
     def reasons(self) -> list[str]:
         """Why no other stage and no smaller number of devices is recommended."""
         reasons = [
             f"{self.label(trial.stage, trial.devices)} does not fit: {trial.outcome}"
-            for trial in self.trials
-            if not trial.fits and (self.has_fixed_batch or trial in self._device_trials())
+            for trial in (self.trials if self.has_fixed_batch else self._device_trials())
+            if not trial.fits
         ]
         chosen, rows = self.cheapest(), self._rows()
         if self.has_fixed_batch and chosen is not None and chosen.stage in rows:
@@ -546,23 +529,22 @@ class _Search:
 
     def launch_table(self, chosen: Trial | None) -> str:
         """The launches, with what fits and how much memory is left."""
-        place = f" on {self.machine.device}" if self.machine is not None else ""
-        pool = DEVICE if any(DEVICE in t.peaks for t in self.trials) else HOST
-        sent = {name: row.communication_bytes for name, row in self._rows().items()}
+        title = f"Launches on {self.machine.device}" if self.machine is not None else "Launches"
+        pool = DEVICE if any(DEVICE in trial.peaks for trial in self.trials) else HOST
+        number_of = self.trials.index
+        sent = {(name, self.devices): row.communication_bytes for name, row in self._rows().items()}
         columns: list[Column[Trial]] = [
-            Column("launch", lambda t: f"{'>' if t is chosen else ' '} {self.trials.index(t) + 1}"),
-            Column("stage", lambda t: t.stage or "as it is"),
-            *([Column("devices", lambda t: t.devices)] if self.counts else []),
-            *([Column("batch", lambda t: t.micro_batch)] if self.has_batch_place else []),
-            Column("fits", lambda t: "yes" if t.fits else "no"),
-            Column("peak", lambda t: t.peaks.get(pool), BYTES),
-            Column("headroom", lambda t: t.headroom(pool), BYTES),
-            Column("step", lambda t: t.seconds if t.fits else None, SECONDS),
-            Column(
-                "sent/step", lambda t: sent.get(t.stage) if t.devices == self.devices else None, BYTES
-            ),
+            Column("launch", lambda row: f"{'>' if row is chosen else ' '} {number_of(row) + 1}"),
+            Column("stage", lambda row: row.stage or "as it is"),
+            *([Column("devices", lambda row: row.devices)] if self.counts else []),
+            *([Column("batch", lambda row: row.micro_batch)] if self.has_batch_place else []),
+            Column("fits", lambda row: "yes" if row.fits else "no"),
+            Column("peak", lambda row: row.peaks.get(pool), BYTES),
+            Column("headroom", lambda row: row.headroom(pool), BYTES),
+            Column("step", lambda row: row.seconds if row.fits else None, SECONDS),
+            Column("sent/step", lambda row: sent.get((row.stage, row.devices)), BYTES),
         ]
-        return f"Launches{place}\n{text_table(self.trials, *columns)}"
+        return f"{title}\n{text_table(self.trials, *columns)}"
 
     def write(self, choices: Sequence[tuple[str, int]]) -> dict[str, str]:
         """Writes command and files of each stage at its micro-batch; stage -> its script."""
@@ -690,8 +672,3 @@ def with_device_seconds(trial: Trial, steps_of_ranks: Sequence[tuple[Two, Two]])
         return replace(trial, seconds=None, seconds_error=None, exposed_seconds=None)
     (_, seconds), (_, exposed) = max(steps_of_ranks)
     return replace(trial, seconds=seconds, seconds_error=0.0, exposed_seconds=exposed)
-
-
-def reported_micro_batch(run: RunSnapshot) -> int | None:
-    """The micro-batch that the run itself reports."""
-    return next((size for rank in run.ranks if (size := micro_batch_of_rank(rank))), None)

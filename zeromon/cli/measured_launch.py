@@ -19,7 +19,7 @@ from zeromon.probes.host_memory import Footprint
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring import paths
 from zeromon.ring.model_metadata import INSTALLED
-from zeromon.snapshot import Pool, RankSnapshot, RiskCause, RunSnapshot
+from zeromon.snapshot import RankSnapshot, RiskCause, RunSnapshot
 from zeromon.snapshot.focus import DEVICE_OOM, death_cause
 from zeromon.snapshot.levels import OOM
 from zeromon.snapshot.noise import Estimate, median_of
@@ -35,7 +35,6 @@ _LOOKS_AHEAD = 4
 line of earlier launches says that it ends sooner."""
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _SET_PARENT_DEATH_SIGNAL = 1
-NO_HOST_MEMORY, OUT_OF_HOST_MEMORY = "host memory would have run out", "out of host memory"
 _ERROR = 1.02
 """By how much a peak exceeds the line at most, so far as this was seen."""
 _TRENDS = (RiskCause.GROWTH, RiskCause.SPIKE, RiskCause.FRAGMENTATION, RiskCause.NON_TORCH)
@@ -150,7 +149,7 @@ class _Watch:
         if expected is not None and used <= _ERROR * expected:
             soon = min(soon, max(used, round(expected)))
         if capacity - max(used, soon) < _SAFE_SHARE * capacity:
-            return NO_HOST_MEMORY
+            return "host memory would have run out"
         return ""
 
     def _ask(self) -> None:
@@ -175,10 +174,8 @@ class _Watch:
         if self._run is None:
             return ""
         # Running out harms no virtual device, and a forecast may be wrong
-        risks = [
-            risk for rank in self._run.ranks for risk in rank.memory.risks
-            if not (rank.on_virtual_device and risk.pool == Pool.DEVICE)
-        ]  # fmt: skip
+        ranks = [rank for rank in self._run.ranks if not rank.on_virtual_device]
+        risks = [risk for rank in ranks for risk in rank.memory.risks]
         alarms = [r for r in risks if r.ratio >= OOM.warning and r.cause in _TRENDS]
         return f"the forecast: {alarms[0].pool} memory runs out ({alarms[0].cause})" if alarms else ""
 
@@ -205,7 +202,7 @@ class _Watch:
         if any(r.memory.out_of_memory or death_cause(r) == DEVICE_OOM for r in ranks):
             return replace(self._measured_trial("out of memory"), killed=True)
         if self._kills > 0:
-            return replace(self._measured_trial(OUT_OF_HOST_MEMORY), killed=True)
+            return replace(self._measured_trial("out of host memory"), killed=True)
         # A script that takes fewer steps than --steps has ended well, and is measured
         steps = self._steps(lambda rank: rank.steps.watched_steps)
         if self.child.returncode == 0 and steps > 1:

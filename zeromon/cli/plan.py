@@ -133,20 +133,17 @@ def print_changes(options: argparse.Namespace) -> int:
 
 def _fit_command(options: argparse.Namespace, run: RunSnapshot | None) -> str:
     """A line with the ``zeromon fit`` that launches what was swept; "" without a stage or devices."""
-    swept = dict(map(_split_setting, options.sweep))
-    places = {"stage": "--stages"} | ({"devices": "--devices"} if (options.nodes or 1) == 1 else {})
+    swept = [(name, v) for name, v in map(_split_setting, options.sweep) if name in ("stage", "devices")]
     device = run.ranks[0].machine.device if run is not None else None
-    known = find_named_device(options.gpu or (device.name if device is not None else ""))
-    gpu = options.gpu or next((name for name, peaks in DEVICES.items() if peaks is known), "")
-    if not gpu or "," in gpu or not any(name in places for name in swept):
+    peaks = find_named_device(device.name) if device is not None else None
+    gpu = options.gpu or next((name for name in DEVICES if DEVICES[name] is peaks), "")
+    if not swept or not gpu or "," in gpu or (options.nodes or 1) > 1:
         return ""
-    needed = " and ".join(f"{{{name}}}" for name in swept if name in places)
-    flags = " ".join(f"{places[name]} {swept[name]}" for name in swept if name in places)
+    values = " and ".join(f"{{{name}}}" for name, _ in swept)
+    flags = " ".join(f"--{name.removesuffix('s')}s {counts}" for name, counts in swept)
     command = shlex.join(run.command) if run is not None and run.command else "COMMAND"
-    return (
-        f"to launch them without a GPU, with {needed} in the command:\n"
-        f"  zeromon fit --gpu {gpu} {flags} -- {command}\n"
-    )
+    head = f"to launch them without a GPU, with {values} in the command:"
+    return f"{head}\n  zeromon fit --gpu {gpu} {flags} -- {command}\n"
 
 
 def changes_of_run(run: RunSnapshot, changes: Sequence[str], limit: int) -> dict[str, Any]:

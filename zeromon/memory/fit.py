@@ -212,10 +212,8 @@ def _size_leaving_free(share: float, trials: Sequence[Trial], sizes: Sequence[in
 
 
 def next_device_count(trials: Sequence[Trial], counts: Sequence[int]) -> int | None:
-    """Returns how many devices to launch next, by halves; None: the fewest of *counts* are known.
-
-    More devices never take more memory of each. The smaller launch comes first, which takes less time.
-    """
+    """Returns which of *counts* to launch next, by halves; None: the fewest that fit are known."""
+    # More devices never take more memory of each, and a smaller launch takes less time
     too_few = max((t.devices for t in trials if not t.fits), default=0)
     enough = min((t.devices for t in trials if t.fits), default=counts[-1] + 1)
     open_counts = [count for count in counts if too_few < count < enough]
@@ -294,10 +292,7 @@ def rows_of_stages(names: Sequence[str], setup: Setup | None) -> dict[str, Row]:
 
 
 def cheapest_first(names: Sequence[str], rows: Mapping[str, Row]) -> list[str]:
-    """Returns *names* by the policy of :mod:`zeromon.memory.choice`; those without a row are last.
-
-    Without any row the stage that partitions least is first.
-    """
+    """Returns *names* by the policy of :mod:`zeromon.memory.choice`, without rows by what is sharded."""
     costs, ordered = step_costs(rows), []
     while costs:
         ordered.append(min(lowest_costs(costs), key=lambda name: rows[name].plan.stage))
@@ -306,8 +301,11 @@ def cheapest_first(names: Sequence[str], rows: Mapping[str, Row]) -> list[str]:
     return ordered + sorted(unknown, key=lambda name: _NAMED.get(name.lower(), ("", 9))[1])
 
 
-def next_stage(trials: Sequence[Trial], names: Sequence[str]) -> str | None:
-    """Returns the stage to launch next of *names*, cheapest first; None: the cheapest is known."""
+def next_stage(trials: Sequence[Trial], names: Sequence[str], first: str) -> str | None:
+    """Returns the next stage of *names* to launch, after *first*; None: the cheapest is known."""
+    # The run of the first tells what the others cost
+    if all(t.stage != first for t in trials):
+        return first
     fitting = {t.stage for t in trials if t.fits}
     before = names[: min((names.index(name) for name in fitting if name in names), default=len(names))]
     return next((name for name in before if all(t.stage != name for t in trials)), None)
