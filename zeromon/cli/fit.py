@@ -540,7 +540,7 @@ class _Search:
             *([Column("batch", lambda row: row.micro_batch)] if self.has_batch_place else []),
             Column("fits", lambda row: "yes" if row.fits else "no"),
             Column("peak", lambda row: row.peaks.get(pool), BYTES),
-            Column("headroom", lambda row: row.headroom(pool), BYTES),
+            Column("headroom", lambda row: row.headroom(pool), BYTES, unknown="none"),
             Column("step", lambda row: row.seconds if row.fits else None, SECONDS),
             Column("sent/step", lambda row: sent.get((row.stage, row.devices)), BYTES),
         ]
