@@ -79,6 +79,52 @@ def test_ctrl_c_keeps_what_is_done(
     assert json.loads(captured.out)["recommended"] == {"stage": "", "micro_batch": 1}
 
 
+def test_with_a_fixed_batch_the_cheapest_stage_is_found(
+    launches: list[Request], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a record of a run no cost is known: the stage that partitions least is first."""
+    from zeromon.cli import fit
+
+    real = fit.run_launch
+
+    def launch(request: Request, tell: Any) -> Trial:
+        fits = request.trial.stage != "ddp"
+        return replace(real(request, tell), outcome="" if fits else "out of memory", seconds=None)
+
+    monkeypatch.setattr(fit, "run_launch", launch)
+    command = ["--", "torchrun", "train.py", "--batch", "7", "--strategy", "{stage}"]
+    stages = ["--stages", "ddp,fsdp2-zero2,fsdp2"]
+    assert main(["fit", *stages, "--launches", "2", *command]) == 0
+    out = capsys.readouterr().out
+    assert "Recommended: stage fsdp2\n" in out and "stage fsdp2-zero2 is next (--launches)" in out
+    assert main(["fit", *stages, "--json", *command]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [t.command[-1] for t in launches] == ["fsdp2", "ddp", "fsdp2-zero2"]
+    assert [t["fits"] for t in answer["launches"]] == [True, False, True]
+    assert answer["recommended"] == {"stage": "fsdp2-zero2", "micro_batch": None}
+    (script,) = answer["files"].values()
+    assert Path(script).read_text() == "torchrun train.py --batch 7 --strategy fsdp2-zero2\n"
+    assert main(["fit", *stages, *command]) == 0
+    out = capsys.readouterr().out
+    assert "  > 3     fsdp2-zero2   yes" in out and "stage ddp does not fit: out of memory" in out
+    assert len(launches) == 3 and max(map(len, out.splitlines())) <= 80
+
+
+def test_where_no_stage_fits_nothing_is_recommended(
+    launches: list[Request], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zeromon.cli import fit
+
+    real = fit.run_launch
+    full = {"outcome": "out of memory", "killed": True}
+    monkeypatch.setattr(fit, "run_launch", lambda *args: replace(real(*args), **full))
+    command = [*COMMAND, "--strategy", "{stage}"]
+    assert main(["fit", "--stages", "ddp,fsdp2", "--min", "4", "--max", "4", "--", *command]) == 1
+    out = capsys.readouterr().out
+    assert "Nothing is recommended: no launch fits" in out and "2 killed" in out
+    assert [r.trial.micro_batch for r in launches] == [4, 4]
+
+
 def test_only_sizes_that_divide_the_global_batch(launches: list[Request]) -> None:
     command = [*COMMAND, "--accumulate", "{accumulation}"]
     assert main(["fit", "--global-batch", "48", "--ranks", "2", "--", *command]) == 0
@@ -130,6 +176,9 @@ def test_a_variable_takes_the_value() -> None:
     [
         (["--", "torchrun", "train.py"], "where the micro-batch goes"),
         (["--stages", "0,3", "--", *COMMAND], "where the stage goes"),
+        (["--", "torchrun", "train.py", "{stage}"], "{stage} has no values"),
+        (["--gpu", "h100", "--devices", "2", "--", *COMMAND], "where the number of devices goes"),
+        (["--", "torchrun", "--nproc-per-node", "{devices}", "t.py"], "needs virtual devices"),
         (["--global-batch", "7", "--", *COMMAND], "needs --ranks"),
         ([], "no command"),
     ],
@@ -139,6 +188,17 @@ def test_what_cannot_be_set_is_refused(
 ) -> None:
     assert main(["fit", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"), [("1,x", "'1,x' is not a number"), ("0,2", "positive number, not 0")]
+)
+def test_a_number_of_devices_is_a_positive_number(
+    typed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["fit", "--gpu", "h100", "--devices", typed, "--", *COMMAND])
+    assert exit_info.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_a_config_that_the_command_does_not_name_is_refused(tmp_path: Path) -> None:
@@ -167,3 +227,42 @@ def test_a_launch_ends_when_fit_is_killed(tmp_path: Path) -> None:
     while Path(f"/proc/{pid}/stat").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+LOSES_COLLECTOR = """
+import json, os, pathlib, signal, socket, sys, time
+
+# As where the collector of an earlier launch ends, and another program takes its port
+facts = json.loads((pathlib.Path(os.environ["ZEROMON_DIR"]) / "collector.json").read_text())
+os.kill(facts["pid"], signal.SIGKILL)
+time.sleep(1)
+port = socket.socket()
+port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+port.bind(("127.0.0.1", facts["port"]))
+port.listen()
+
+import torch
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3000):
+    model(torch.ones(int(sys.argv[1]), 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.02)
+raise SystemExit("nobody has followed the steps")
+"""
+
+
+def test_a_launch_is_followed_when_another_collector_takes_over(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LOSES_COLLECTOR)
+    own = {"ZEROMON_DIR": str(tmp_path / "live"), "ZEROMON_STORE": str(tmp_path / "store")}
+    words = ["fit", "--max", "1", "--steps", "20", "--json", "-o", str(tmp_path / "out"), "--"]
+    done = subprocess.run(
+        [sys.executable, "-m", "zeromon", *words, sys.executable, str(script), "{micro_batch}"],
+        env=os.environ | own, capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (launch,) = json.loads(done.stdout)["launches"]
+    assert launch["outcome"] == "" and 20 <= launch["steps"] < 3000

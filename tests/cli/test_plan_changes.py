@@ -234,3 +234,20 @@ def test_what_fits_is_unknown_without_a_capacity(
     assert "what fits is n/a" in capsys.readouterr().out
     told = asked(capsys, "--from", str(path), "--gpu", "80GiB", "--set", "link=2")
     assert {p["fits"] for p in told} == {True}
+
+
+def test_a_sweep_of_stages_ends_with_the_command_that_launches_them(
+    capsys: pytest.CaptureFixture[str], recorded: str
+) -> None:
+    def last_line(*arguments: str) -> str:
+        assert main(["plan", *arguments]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    sweeps = ("--sweep", "stage=2,3", "--sweep", "devices=4,8")
+    given = last_line(*MODEL, *sweeps)
+    assert given == "  zeromon fit --gpu h100 --stages 2,3 --devices 4,8 -- COMMAND"
+    # A number of devices is one of each node there: with several the two differ
+    assert "zeromon fit" not in last_line(*MODEL, *sweeps, "--nodes", "2", "--interconnect", "25GB/s")
+    assert "zeromon fit" not in last_line(*MODEL, "--sweep", "micro-batch=1,2")
+    ran = last_line("--from", recorded, "--gpu", "a100", "--sweep", "stage=0,2")
+    assert ran.startswith("  zeromon fit --gpu a100 --stages 0,2 -- ") and "COMMAND" not in ran

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -13,12 +14,17 @@ from zeromon.memory.fit import (
     MAX_LAUNCHES,
     RESERVE,
     Trial,
+    cheapest_first,
+    cheapest_trial,
     fitted_line,
     largest_fitting_size,
     least_memory_first,
     loses_beyond_noise,
+    next_device_count,
     next_size,
+    next_stage,
     recommend_fastest_stage,
+    rows_of_stages,
     second_launch_size,
     stages_of_trials,
 )  # fmt: skip
@@ -161,3 +167,80 @@ def test_sizes_that_differ_little_count_together() -> None:
     found = fitted_line(known, HOST)
     assert found is not None
     assert (found.at(4), found.at(20)) == (540 * MB, 700 * MB)
+
+
+def launched_on(devices: int, needs: int) -> Trial:
+    outcome = "" if devices >= needs else "out of memory"
+    return Trial(stage="", micro_batch=1, devices=devices, outcome=outcome)
+
+
+@pytest.mark.parametrize("needs", range(1, 11))
+@pytest.mark.parametrize("counts", [[1, 2, 4, 8], [3], list(range(1, 9)), [2, 6, 8]])
+def test_the_fewest_devices_are_found_by_halves(needs: int, counts: list[int]) -> None:
+    trials: list[Trial] = []
+    while (count := next_device_count(trials, counts)) is not None:
+        assert count not in {t.devices for t in trials}
+        trials.append(launched_on(count, needs))
+    assert len(trials) <= len(counts).bit_length()
+    enough = min((t.devices for t in trials if t.fits), default=None)
+    assert enough == min((n for n in counts if n >= needs), default=None)
+    # The next smaller number has run, and does not fit
+    fewer = [n for n in counts if enough is None or n < enough]
+    assert not fewer or max(t.devices for t in trials if not t.fits) == fewer[-1]
+
+
+def test_a_larger_launch_comes_after_a_smaller_one() -> None:
+    assert next_device_count([], [1, 2, 4, 8]) == 2
+    assert next_device_count([launched_on(2, 8)], [1, 2, 4, 8]) == 4
+
+
+def setup_of(framework: str) -> Setup:
+    plan = ShardPlan(
+        stage=ZeroStage.PARAMETERS, ranks=8, framework=framework, precision=Precision.mixed()
+    )
+    return Setup(model=from_count(50_000_000, name="m"), plan=plan, device_bytes=80 << 30)
+
+
+def search_order(names: list[str], setup: Setup | None, fits: set[str]) -> list[str]:
+    """The stages of a search, in the order of their launches, where those of *fits* fit."""
+    order = cheapest_first(names, rows_of_stages(names, setup))
+    trials: list[Trial] = []
+    while (stage := next_stage(trials, order, names[0])) is not None:
+        outcome = "" if stage in fits else "out of memory"
+        trials.append(Trial(stage=stage, micro_batch=1, outcome=outcome))
+    chosen = cheapest_trial(trials, order)
+    return [*(t.stage for t in trials), f"={chosen.stage if chosen is not None else None}"]
+
+
+def test_stages_are_launched_from_the_cheapest_until_one_fits() -> None:
+    """The first is the one with the least memory, from whose run the cost of the others is known."""
+    names = least_memory_first(["ddp", "fsdp2-zero2", "fsdp2"])
+    fsdp = setup_of("fsdp2")
+    assert search_order(names, fsdp, {"ddp", "fsdp2-zero2", "fsdp2"}) == ["fsdp2", "ddp", "=ddp"]
+    assert search_order(names, fsdp, {"fsdp2-zero2", "fsdp2"}) == [
+        "fsdp2", "ddp", "fsdp2-zero2", "=fsdp2-zero2",
+    ]  # fmt: skip
+    assert search_order(names, fsdp, {"fsdp2"}) == ["fsdp2", "ddp", "fsdp2-zero2", "=fsdp2"]
+    # The arithmetic may be wrong about what needs the least memory: all are launched
+    assert search_order(names, fsdp, set()) == ["fsdp2", "ddp", "fsdp2-zero2", "=None"]
+    assert search_order(names, fsdp, {"fsdp2-zero2"})[-1] == "=fsdp2-zero2"
+    assert search_order(["fsdp2", "ddp", "mine"], None, {"mine"}) == ["fsdp2", "ddp", "mine", "=mine"]
+
+
+def test_the_order_of_stages_is_that_of_the_bytes_which_they_send() -> None:
+    names = ["3", "2", "1", "0"]
+    rows = rows_of_stages(names, setup_of("deepspeed"))
+    order = cheapest_first(names, rows)
+    sent = [rows[name].communication_bytes for name in order]
+    # Of stages that send about as much, the lowest comes first
+    assert all(earlier * 0.9 <= later for earlier, later in itertools.pairwise(sent))
+    assert order[0] == "0" and order.index("1") < order.index("2")
+
+
+def test_of_the_stages_that_fit_the_one_with_much_shorter_steps_is_the_cheapest() -> None:
+    slow = Trial(stage="ddp", micro_batch=1, seconds=2.0)
+    fast = Trial(stage="fsdp2", micro_batch=1, seconds=1.0)
+    order = ["ddp", "fsdp2"]
+    assert cheapest_trial([slow, fast], order) is fast
+    assert cheapest_trial([replace(slow, seconds=1.05), fast], order) == replace(slow, seconds=1.05)
+    assert cheapest_trial([slow, replace(fast, seconds=None)], order) is slow

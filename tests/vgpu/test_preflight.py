@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -395,6 +396,40 @@ def test_fit_launches_on_virtual_devices(
     (best,) = (t for t in ran if t["micro_batch"] == largest)
     assert 0.7 * best["rooms"]["device"] < best["peaks"]["device"] < best["rooms"]["device"]
     assert 0 < best["seconds"] < 0.1
+
+
+def test_fit_finds_the_cheapest_stage_on_the_fewest_devices(
+    virtual_cuda: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each launch has the verdict and the peak of a preflight of the same command."""
+    monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
+    script = [str(EXAMPLES / "train_gpt.py"), "--width", "512", "--layers", "12", "--length", "256"]
+    script += ["--batch", "2", "--strategy", "{stage}"]
+    torchrun = [str(virtual_cuda.python), "-m", "torch.distributed.run", "--nproc-per-node", "{devices}"]
+
+    def run(*words: str) -> dict[str, Any]:
+        command = [sys.executable, "-m", "zeromon", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+        assert done.returncode in (0, 1), done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    machine = ["--json", "--steps", "3", "--gpu", "1140MiB"]
+    values = ["--stages", "ddp,fsdp2", "--devices", "1,2", "-o", str(tmp_path / "fit")]
+    answer = run("fit", *machine, *values, "--", *torchrun, *script)
+    launched = [(t["stage"], t["devices"], t["fits"]) for t in answer["launches"]]
+    assert launched == [("fsdp2", 1, False), ("fsdp2", 2, True), ("ddp", 2, False)], answer
+    assert answer["recommended"] == {"stage": "fsdp2", "micro_batch": None, "devices": 2}
+    for trial in answer["launches"]:
+        of_trial = {"{stage}": trial["stage"], "{devices}": str(trial["devices"])}
+        command = [of_trial.get(word, word) for word in [*torchrun, *script]]
+        found = run("preflight", *machine, "--", *command)["preflight"]
+        assert found["fits"] == trial["fits"], (trial, found)
+        if trial["fits"]:
+            assert found["peak_bytes"] == trial["peaks"]["device"]
+            assert found["step_seconds"][1] == pytest.approx(trial["seconds"], rel=0.1)
+            assert shlex.split(Path(answer["files"]["fsdp2"]).read_text()) == command
 
 
 @pytest.mark.short

@@ -1,4 +1,4 @@
-r"""Finds the largest micro-batch and the best stage of a training command, in a few short launches.
+r"""Finds the largest micro-batch, the best stage or the fewest devices of a training command.
 
 Write {micro_batch} where the command has its micro-batch. zeromon launches the command at small sizes,
 measures the peak of host and device memory, computes what fits, and launches that to prove it. A launch
@@ -16,6 +16,13 @@ train_micro_batch_size_per_gpu, else write {micro_batch} in the command), or an 
 
 With --gpu, each launch runs on virtual devices, without a GPU, as zeromon preflight --help explains.
 
+Without {micro_batch}, or where --min and --max are equal, the batch stays as it is. zeromon then finds
+the cheapest stage that fits, as `zeromon plan` ranks them: the one that communicates least. {devices}
+needs --gpu: zeromon finds the fewest that fit, by halves, under the stage that needs the least memory.
+
+  zeromon fit --gpu 24GiB --stages ddp,fsdp2 -- torchrun ... train.py --strategy {stage}
+  zeromon fit --gpu 24GiB --devices 1,2,4,8 -- deepspeed --num_gpus {devices} train.py
+
 Each launch takes real training steps: point checkpoints elsewhere. The first launches are of the stage
 that needs the least memory; the arithmetic of `zeromon plan` predicts the others from it, and the table
 says which figures are measured. Ctrl-C keeps what is done, and the same command continues; --again
@@ -27,6 +34,7 @@ Exit code 0 with a recommendation; 1 where no size fits; 2 where the command fai
 import argparse
 import hashlib
 import json
+import math
 import os
 import shlex
 import signal
@@ -65,16 +73,16 @@ from zeromon.memory.fit import (
     recommend_fastest_stage,
     stages_of_trials,
 )
-from zeromon.memory.plan import of_run
+from zeromon.memory.plan import Row, Setup, of_run
 from zeromon.memory.reconcile import micro_batch_of_rank
-from zeromon.readout.figures import SECONDS
+from zeromon.readout.figures import BYTES, SECONDS
 from zeromon.readout.preflight import Two
 from zeromon.readout.tables import Column, aligned_table, text_table
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
-from zeromon.snapshot import RunSnapshot
 
 FIELDS = ("micro_batch", "stage", "accumulation")
+_DEVICE_COUNTS = (1, 2, 4, 8)
 Values = Mapping[str, str]
 
 
@@ -89,10 +97,14 @@ class Template:
 
     def has_place(self, field: str) -> bool:
         """Returns whether *field* has a place in the command, in a variable, or in the configuration."""
-        arguments = (*self.command, *self.environment.values())
-        if any(f"{{{field}}}" in argument for argument in arguments):
+        if self.has_word(field):
             return True
         return self.config is not None and field in _settable_fields(read_config_file(self.config))
+
+    def has_word(self, field: str) -> bool:
+        """Returns whether *field* stands in the command or in a variable."""
+        arguments = (*self.command, *self.environment.values())
+        return any(f"{{{field}}}" in argument for argument in arguments)
 
     def filled(self, values: Values, folder: Path) -> tuple[list[str], dict[str, str], dict[Path, str]]:
         """Returns command, variables, and the files that they need, by their paths in *folder*."""
@@ -116,27 +128,42 @@ class Template:
 
 
 def make_template(command: Sequence[str], variables: Sequence[str], config: str | None) -> Template:
-    """Returns the template; raises :class:`LaunchError` where nothing would set the micro-batch."""
+    """Returns the template; raises :class:`LaunchError` for a variable without a value."""
     environment = {}
     for variable in variables:
         name, equals, value = variable.partition("=")
         if not equals or not name:
             raise LaunchError(f"{variable!r} sets no variable", "Like --env BATCH={micro_batch}.")
         environment[name] = value
-    template = Template(
+    return Template(
         command=tuple(command), environment=environment, config=Path(config) if config else None
     )
-    if not template.has_place("micro_batch"):
-        raise LaunchError(
-            "nothing in the command says where the micro-batch goes",
-            "Write {micro_batch} in its place: -- torchrun ... train.py --batch {micro_batch}; or give "
-            "--env BATCH={micro_batch}, or --config ds_config.json.",
-        )
-    return template
+
+
+def _check_places(template: Template, options: argparse.Namespace) -> None:
+    """Raises :class:`LaunchError` where values have no place in the command, or a place no values."""
+    of_devices, nowhere = template.has_word("devices"), "nothing in the command says where the"
+    problems = (
+        (options.stages and not template.has_place("stage"), f"{nowhere} stage goes",
+         "Write {stage} in its place."),
+        (template.has_word("stage") and not options.stages, "{stage} has no values",
+         "Like --stages ddp,fsdp2-zero2,fsdp2, or --stages 1,2,3."),
+        (options.devices and not of_devices, f"{nowhere} number of devices goes",
+         "Write {devices} in its place: -- torchrun --nproc-per-node {devices} train.py."),
+        (of_devices and not options.gpu, "{devices} needs virtual devices",
+         "Like --gpu h100, --gpu a100-40, --gpu 24GiB."),
+        (not (options.stages or of_devices or template.has_place("micro_batch")),
+         f"{nowhere} micro-batch goes",
+         "Write {micro_batch} in its place: -- torchrun ... train.py --batch {micro_batch}; or give "
+         "--env BATCH={micro_batch}, or --config ds_config.json; or write {stage} or {devices}."),
+    )  # fmt: skip
+    for is_wrong, message, hint in problems:
+        if is_wrong:
+            raise LaunchError(message, hint)
 
 
 def _fill_in(pattern: str, values: Values) -> str:
-    for field in FIELDS:
+    for field in (*FIELDS, "devices"):
         if field in values:
             pattern = pattern.replace(f"{{{field}}}", values[field])
     return pattern
@@ -188,6 +215,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         changes, "--stages", "NAME,...",
         "values of {stage}: 0 to 3, ddp, fsdp2, ... (default: the command as it is)",
     )  # fmt: skip
+    add_option(
+        changes, "--devices", "N,...",
+        "values of {devices}, on each node (default: 1,2,4,8); needs --gpu", device_counts,
+    )  # fmt: skip
     add_option(changes, "--config", "FILE", "a DeepSpeed JSON or accelerate YAML of the command")
     add_list(changes, "--env", "NAME=VALUE", "a variable for the command: BATCH={micro_batch}")
     sizes = parser.add_argument_group("sizes")
@@ -215,17 +246,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
 
 
+def device_counts(typed: str) -> list[int]:
+    """Parses the value of --devices."""
+    return sorted({positive(count) for count in typed.split(",")})
+
+
 def call(options: argparse.Namespace) -> int:
     """Launches until nothing is to be learnt, and prints what was found."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise LaunchError("no command to fit", "zeromon fit -- torchrun ... --batch {micro_batch}")
     template = make_template(command, options.env, options.config)
+    _check_places(template, options)
     names = options.stages.split(",") if options.stages else [""]
-    if names != [""] and not template.has_place("stage"):
-        raise LaunchError(
-            "nothing in the command says where the stage goes", "Write {stage} in its place."
-        )
     options.launches = options.launches or (MAX_VIRTUAL_LAUNCHES if options.gpu else MAX_LAUNCHES)
     search = _Search(options, template, least_memory_first(names))
     # A scheduler's SIGTERM then keeps the results and ends the launch, as Ctrl-C does
@@ -241,26 +274,57 @@ def call(options: argparse.Namespace) -> int:
         tell_user("interrupted: the same command continues")
         if not search.trials:
             return 130
+    content, report = (_fixed_batch_answer if search.has_fixed_batch else _batch_answer)(search)
+    recommended = content["recommended"]
+    if recommended is not None and search.counts:
+        recommended["devices"] = search.devices
+    if options.json:
+        launches = [asdict(t) | {"fits": t.fits} for t in search.trials]
+        for values in (*launches, recommended or {}):
+            values |= {} if search.has_batch_place else {"micro_batch": None}
+        report = json.dumps(content | {"launches": launches, "notes": list(search.notes)}) + "\n"
+    (sys.stdout.write if options.json else show_text)(report)
+    return 0 if recommended else 1
+
+
+def _batch_answer(search: "_Search") -> tuple[dict[str, Any], str]:
+    """The stages at their largest micro-batch, for --json and as text."""
     stages = search.stages()
     chosen = recommend_fastest_stage(stages)
-    scripts = search.write(stages)
+    scripts = search.write([(stage.name, stage.advised) for stage in stages if stage.advised])
     content = {
         "stages": [
             asdict(s)
             | {"samples_per_second": s.samples_per_second, "tokens_per_second": s.tokens_per_second}
             for s in stages
         ],
-        "launches": [asdict(t) for t in search.trials],
         "recommended": None if chosen is None else {"stage": chosen.name, "micro_batch": chosen.advised},
         "reason": _reason_text(stages, chosen),
-        "files": dict(scripts),
-        "notes": list(search.notes),
+        "files": scripts,
     }
-    if options.json:
-        sys.stdout.write(json.dumps(content) + "\n")
-    else:
-        show_text(stages_as_text(stages, search.trials, chosen, scripts, search.notes))
-    return 0 if chosen is not None else 1
+    report = stages_as_text(stages, search.trials, chosen, scripts, search.notes)
+    if search.counts:
+        head = [f"{search.label('', search.devices)}:"] if search.devices else []
+        report = "\n".join([search.launch_table(None), *search.reasons(), "", *head, report])
+    return content, report
+
+
+def _fixed_batch_answer(search: "_Search") -> tuple[dict[str, Any], str]:
+    """The launches, the cheapest stage on the fewest devices, and why, for --json and as text."""
+    chosen, reasons = search.cheapest(), search.reasons()
+    scripts = search.write([(chosen.stage, chosen.micro_batch)] if chosen else [])
+    label = search.label(chosen.stage, chosen.devices) if chosen else ""
+    headline = f"Recommended: {label}" if chosen else "Nothing is recommended: no launch fits"
+    content: dict[str, Any] = {
+        "stages": [],
+        "recommended": {"stage": chosen.stage, "micro_batch": chosen.micro_batch} if chosen else None,
+        "reason": "; ".join([headline, *reasons]),
+        "files": scripts,
+    }
+    report = [search.launch_table(chosen), "", headline, *(f"  - {reason}" for reason in reasons)]
+    report += [f"  use: sh {script}" for script in scripts.values()]
+    report += [f"  {_launches_text(search.trials)}", *(f"note: {note}" for note in search.notes)]
+    return content, "\n".join(report) + "\n"
 
 
 class _Search:
@@ -268,7 +332,10 @@ class _Search:
 
     def __init__(self, options: argparse.Namespace, form: Template, names: Sequence[str]) -> None:
         self._options, self._template, self._names = options, form, names
-        self.sizes = _allowed_batch_sizes(options)
+        self.has_batch_place = form.has_place("micro_batch")
+        self.sizes = _allowed_batch_sizes(options) if self.has_batch_place else [1]
+        self.has_fixed_batch = len(self.sizes) == 1
+        self.counts = (options.devices or _DEVICE_COUNTS) if form.has_word("devices") else ()
         # With the working folder: the same relative paths elsewhere are another training
         facts = [form.command, dict(form.environment), str(form.config), self.sizes, os.getcwd()]
         if options.gpu:
@@ -287,13 +354,32 @@ class _Search:
 
     def go(self) -> None:
         """Launches what is to be learnt next, until nothing is."""
-        while len(self.trials) < self._options.launches:
-            target = self._next()
-            if target is None:
-                return
+        while len(self.trials) < self._options.launches and (target := self._next()):
             self._launch_trial(*target)
 
-    def _next(self) -> tuple[str, int] | None:
+    def _next(self) -> tuple[str, int, int] | None:
+        """The stage, the micro-batch and the devices to launch next; None: nothing is to be learnt."""
+        if self.counts and (count := fit.next_device_count(self._device_trials(), self.counts)):
+            return self._names[0], self.sizes[0], count
+        if self.devices is None:
+            return None
+        if self.has_fixed_batch:
+            stage = fit.next_stage(self._here(), self._by_cost(), self._names[0])
+            return None if stage is None else (stage, self.sizes[0], self.devices)
+        return self._next_size(self.devices)
+
+    def _device_trials(self) -> list[Trial]:
+        """The launches that say how many devices are enough."""
+        values = self._names[0], self.sizes[0]
+        return [trial for trial in self.trials if (trial.stage, trial.micro_batch) == values]
+
+    @property
+    def devices(self) -> int | None:
+        """The fewest devices that are known to be enough, None without any; 0 without {devices}."""
+        enough = {trial.devices for trial in self._device_trials() if trial.fits}
+        return min(enough.intersection(self.counts), default=None) if self.counts else 0
+
+    def _next_size(self, devices: int) -> tuple[str, int, int] | None:
         budget = self._options.launches - len(self.trials)
         first_stage = self._names[0]
         tried = self._of(first_stage)
@@ -301,28 +387,34 @@ class _Search:
         # two launches of the first stage give the line; of several stages the others prove the best
         size = fit.next_size(tried, self.sizes, budget if single else min(budget, 2 - len(tried)))
         if size is not None:
-            return first_stage, size
+            return first_stage, size, devices
         if single:
             return None
-        for stage in sorted(self.stages(), key=lambda s: -(s.samples_per_second or 0.0)):
+        # On virtual devices seconds are not predicted, so each stage is launched
+        unknown = 0.0 if self.machine is None else math.inf
+        for stage in sorted(self.stages(), key=lambda s: -(s.samples_per_second or unknown)):
             measured = self._of(stage.name)
             if (
                 stage.largest
                 and stage.largest not in {t.micro_batch for t in measured}
                 and not any(t.micro_batch <= stage.largest and not t.fits for t in measured)
             ):
-                return stage.name, stage.largest
+                return stage.name, stage.largest, devices
             if measured and stage.name != first_stage:
                 return None  # the best is proven
         return None
 
-    def _of(self, stage: str) -> list[Trial]:
-        return [t for t in self.trials if t.stage == stage]
+    def _here(self) -> list[Trial]:
+        """The launches on the fewest devices that are enough."""
+        return [trial for trial in self.trials if trial.devices == self.devices]
 
-    def _launch_trial(self, stage: str, size: int) -> None:
+    def _of(self, stage: str) -> list[Trial]:
+        return [trial for trial in self._here() if trial.stage == stage]
+
+    def _launch_trial(self, stage: str, size: int, devices: int) -> None:
         number = len(self.trials) + 1
         folder = self._options.output
-        trial = Trial(stage=stage, micro_batch=size, accumulation=self._accumulation_steps(size))
+        trial = self._make_trial(stage, size, devices)
         ranks = 0
         command, environment = self._filled(trial, folder / f"launch{number}")
         if self.machine is not None:
@@ -333,8 +425,8 @@ class _Search:
             environment |= placed.environment
         # zeromon run adds -2 to a name that exists, and _Watch would follow the earlier run
         name = f"fit-{self.key}-{number}-{int(time.time())}"
-        of_stage = f"stage {stage}, " if stage else ""
-        tell_user(f"launch {number} of at most {self._options.launches}: {of_stage}micro-batch {size}")
+        label = self.label(stage, devices) + f", micro-batch {size}" * self.has_batch_place
+        tell_user(f"launch {number} of at most {self._options.launches}: {label}")
         memory_line = fit.fitted_line(self._of(stage), fit.HOST)
         request = Request(
             trial=trial, command=command, environment=environment, name=name,
@@ -348,6 +440,10 @@ class _Search:
         show_progress("")
         if self.machine is not None and (run := snapshot_or_none(done.run)) is not None:
             done = with_device_seconds(done, self.machine.steps_of_ranks(run))
+        if self.machine is not None and "host memory" in done.outcome:
+            # It says nothing about the devices
+            hint = f"--processes, now {self._options.processes}, says how many ranks run at once."
+            raise LaunchError(f"{done.outcome} on this machine, which runs the virtual devices", hint)
         self.trials.append(done)
         with paths.anchored_folder(self._state.parent, 1) as folder:
             replace_file(folder / self._state.name, msgspec.json.encode(self.trials))
@@ -357,8 +453,9 @@ class _Search:
     def _check_batch(self, done: Trial) -> None:
         """Notes where the run's own micro-batch is another than what was set."""
         run = snapshot_or_none(done.run)
-        reported_size = reported_micro_batch(run) if run is not None else None
-        if reported_size is not None and reported_size != done.micro_batch:
+        ranks = run.ranks if run is not None else ()
+        reported_size = next((size for rank in ranks if (size := micro_batch_of_rank(rank))), None)
+        if self.has_batch_place and reported_size not in (None, done.micro_batch):
             self.notes.append(
                 f"the run reports a micro-batch of {reported_size}, where {done.micro_batch} was set"
             )
@@ -369,9 +466,10 @@ class _Search:
         ]
         return min(estimates, key=lambda e: e.value, default=None)
 
-    def _accumulation_steps(self, size: int) -> int:
+    def _make_trial(self, stage: str, size: int, devices: int) -> Trial:
         global_batch = self._options.global_batch
-        return 1 if global_batch is None else global_batch // (size * self._options.ranks)
+        accumulation = 1 if global_batch is None else global_batch // (size * self._options.ranks)
+        return Trial(stage=stage, micro_batch=size, devices=devices, accumulation=accumulation)
 
     def _filled(self, trial: Trial, folder: Path) -> tuple[list[str], dict[str, str]]:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -381,35 +479,85 @@ class _Search:
             replace_file(path, content, private=False)
         return command, environment
 
-    def stages(self) -> list[Stage]:
-        """The stages with what is measured and predicted of them."""
+    def _setup(self) -> tuple[Setup | None, str]:
+        """The setup of the last launch of the first stage; None with the reason where it is unknown."""
         trials = self._of(self._names[0])
         run = snapshot_or_none(trials[-1].run) if trials else None
-        setup, reason = None, "no launch of the first stage is on record"
-        if run is not None:
-            try:
-                setup, reason = of_run(run), ""
-            except PlanError as error:
-                reason = str(error)
-        return stages_of_trials(self._names, self.trials, self.sizes, setup, reason)
+        if run is None:
+            return None, "no launch of the first stage is on record"
+        try:
+            setup = of_run(run)
+        except PlanError as error:
+            return None, str(error)
+        # The clock of a run on virtual devices is that of this machine: it measures no speed
+        return (setup if self.machine is None else replace(setup, measured=None)), ""
 
-    def write(self, stages: Sequence[Stage]) -> dict[str, str]:
-        """Writes the command and the files of each stage's largest micro-batch; stage -> its script."""
+    def stages(self) -> list[Stage]:
+        """The stages with what is measured and predicted of them."""
+        return stages_of_trials(self._names, self._here(), self.sizes, *self._setup())
+
+    def _rows(self) -> dict[str, Row]:
+        return fit.rows_of_stages(self._names, self._setup()[0])
+
+    def _by_cost(self) -> list[str]:
+        return fit.cheapest_first(self._names, self._rows())
+
+    def cheapest(self) -> Trial | None:
+        """The launch of the cheapest stage that fits on the fewest devices; None if none fits."""
+        return fit.cheapest_trial(self._here(), self._by_cost())
+
+    def label(self, stage: str, devices: int) -> str:
+        """``stage fsdp2 on 2 devices``."""
+        per_node = " per node" * ((self._options.nodes or 1) > 1)
+        suffix = f" on {devices} device{'s' * (devices > 1)}{per_node}" if devices else ""
+        return (f"stage {stage}" if stage else "the command") + suffix
+
+    def reasons(self) -> list[str]:
+        """Why no other stage and no smaller number of devices is recommended."""
+        reasons = [
+            f"{self.label(trial.stage, trial.devices)} does not fit: {trial.outcome}"
+            for trial in (self.trials if self.has_fixed_batch else self._device_trials())
+            if not trial.fits
+        ]
+        chosen, rows = self.cheapest(), self._rows()
+        if self.has_fixed_batch and chosen is not None and chosen.stage in rows:
+            sent = human_bytes(rows[chosen.stage].communication_bytes)
+            reasons.append(f"a rank sends {sent} per step")
+        if target := self._next():
+            reasons.append(f"not finished: {self.label(target[0], target[2])} is next (--launches)")
+        return reasons
+
+    def launch_table(self, chosen: Trial | None) -> str:
+        """The launches, with what fits and how much memory is left."""
+        title = f"Launches on {self.machine.device}" if self.machine is not None else "Launches"
+        pool = DEVICE if any(DEVICE in trial.peaks for trial in self.trials) else HOST
+        number_of = self.trials.index
+        sent = {(name, self.devices): row.communication_bytes for name, row in self._rows().items()}
+        columns: list[Column[Trial]] = [
+            Column("launch", lambda row: f"{'>' if row is chosen else ' '} {number_of(row) + 1}"),
+            Column("stage", lambda row: row.stage or "as it is"),
+            *([Column("devices", lambda row: row.devices)] if self.counts else []),
+            *([Column("batch", lambda row: row.micro_batch)] if self.has_batch_place else []),
+            Column("fits", lambda row: "yes" if row.fits else "no"),
+            Column("peak", lambda row: row.peaks.get(pool), BYTES),
+            Column("headroom", lambda row: row.headroom(pool), BYTES, unknown="none"),
+            Column("step", lambda row: row.seconds if row.fits else None, SECONDS),
+            Column("sent/step", lambda row: sent.get((row.stage, row.devices)), BYTES),
+        ]
+        return f"{title}\n{text_table(self.trials, *columns)}"
+
+    def write(self, choices: Sequence[tuple[str, int]]) -> dict[str, str]:
+        """Writes command and files of each stage at its micro-batch; stage -> its script."""
         scripts = {}
-        for stage in stages:
-            if not stage.advised:
-                continue
-            size = stage.advised
-            trial = Trial(
-                stage=stage.name, micro_batch=size, accumulation=self._accumulation_steps(size)
-            )
-            folder = self._options.output / (f"stage-{stage.name}" if stage.name else "use")
+        for name, size in choices:
+            trial = self._make_trial(name, size, self.devices or 0)
+            folder = self._options.output / (f"stage-{name}" if name else "use")
             command, environment = self._filled(trial, folder)
             variables = [f"{name}={shlex.quote(setting)}" for name, setting in environment.items()]
             script = folder / "command.sh"
             script.parent.mkdir(parents=True, exist_ok=True)
             replace_file(script, " ".join([*variables, shlex.join(command)]) + "\n", private=False)
-            scripts[stage.name] = str(script)
+            scripts[name] = str(script)
         return scripts
 
 
@@ -429,6 +577,7 @@ def _allowed_batch_sizes(options: argparse.Namespace) -> list[int]:
 
 def _trial_values(trial: Trial) -> dict[str, str]:
     values = {"micro_batch": str(trial.micro_batch), "accumulation": str(trial.accumulation)}
+    values |= {"devices": str(trial.devices)} if trial.devices else {}
     return values | ({"stage": trial.stage} if trial.stage else {})
 
 
@@ -472,15 +621,17 @@ def stages_as_text(
     report_rows += ["", _reason_text(stages, chosen)]
     if chosen is not None and chosen.name in scripts:
         report_rows.append(f"  use: sh {scripts[chosen.name]}")
-    killed = sum(t.killed for t in trials)
-    stopped = sum(bool(t.outcome) and not t.killed for t in trials)
-    report_rows.append(
-        f"  {len(trials)} launches, {sum(t.wall_seconds for t in trials):.0f} s; "
-        f"{stopped} stopped before their end, {killed} killed"
-    )
+    report_rows.append(f"  {_launches_text(trials)}")
     stage_notes = [f"{s.name or 'as it is'}: {s.why}" for s in stages if s.why]
     report_rows += [f"note: {note}" for note in (*stage_notes, *notes)]
     return "\n".join(report_rows) + "\n"
+
+
+def _launches_text(trials: Sequence[Trial]) -> str:
+    killed = sum(t.killed for t in trials)
+    stopped = sum(bool(t.outcome) and not t.killed for t in trials)
+    total = f"{len(trials)} launches, {sum(t.wall_seconds for t in trials):.0f} s"
+    return f"{total}; {stopped} stopped before their end, {killed} killed"
 
 
 def _peak_text(stage: Stage, pool: str) -> str:
@@ -521,8 +672,3 @@ def with_device_seconds(trial: Trial, steps_of_ranks: Sequence[tuple[Two, Two]])
         return replace(trial, seconds=None, seconds_error=None, exposed_seconds=None)
     (_, seconds), (_, exposed) = max(steps_of_ranks)
     return replace(trial, seconds=seconds, seconds_error=0.0, exposed_seconds=exposed)
-
-
-def reported_micro_batch(run: RunSnapshot) -> int | None:
-    """The micro-batch that the run itself reports."""
-    return next((size for rank in run.ranks if (size := micro_batch_of_rank(rank))), None)

@@ -20,6 +20,7 @@ from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring import paths
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon.snapshot import RankSnapshot, RiskCause, RunSnapshot
+from zeromon.snapshot.focus import DEVICE_OOM, death_cause
 from zeromon.snapshot.levels import OOM
 from zeromon.snapshot.noise import Estimate, median_of
 from zeromon.snapshot.step import settled_steps
@@ -152,9 +153,10 @@ class _Watch:
         return ""
 
     def _ask(self) -> None:
-        if self._source is None:
-            address = collector_address(self._root)
-            self._source = LiveSource(address, self.request.name) if address else None
+        # The collector of the previous launch may still end, and another one begin at another port
+        address = collector_address(self._root) or (self._source and self._source.address)
+        if address and (self._source is None or self._source.address != address):
+            self._source = LiveSource(address, self.request.name)
         if self._source is not None:
             with suppress(SourceError, RunNotFound):
                 self._run = self._source.latest()
@@ -171,7 +173,9 @@ class _Watch:
         """Why the live forecast says that the run will die; "" where it says nothing of the kind."""
         if self._run is None:
             return ""
-        risks = [risk for rank in self._run.ranks for risk in rank.memory.risks]
+        # Running out harms no virtual device, and a forecast may be wrong
+        ranks = [rank for rank in self._run.ranks if not rank.on_virtual_device]
+        risks = [risk for rank in ranks for risk in rank.memory.risks]
         alarms = [r for r in risks if r.ratio >= OOM.warning and r.cause in _TRENDS]
         return f"the forecast: {alarms[0].pool} memory runs out ({alarms[0].cause})" if alarms else ""
 
@@ -195,9 +199,10 @@ class _Watch:
             if self._run is not None and self._run.ended:
                 break
         ranks = self._run.ranks if self._run is not None else ()
-        no_memory = self._kills > 0 or any(r.memory.out_of_memory is not None for r in ranks)
-        if no_memory:
+        if any(r.memory.out_of_memory or death_cause(r) == DEVICE_OOM for r in ranks):
             return replace(self._measured_trial("out of memory"), killed=True)
+        if self._kills > 0:
+            return replace(self._measured_trial("out of host memory"), killed=True)
         # A script that takes fewer steps than --steps has ended well, and is measured
         steps = self._steps(lambda rank: rank.steps.watched_steps)
         if self.child.returncode == 0 and steps > 1:
@@ -253,9 +258,10 @@ def _ended_steps(rank: RankSnapshot) -> int:
 
 def _device_peak_bytes(rank: RankSnapshot) -> tuple[int, int] | None:
     """The most bytes that the allocator had handed out, and what it may; None without a device."""
-    if rank.memory.device is None or rank.memory.device.capacity_bytes <= 0 or not rank.steps.recent:
+    if rank.memory.device is None or rank.memory.device.capacity_bytes <= 0:
         return None
-    other_bytes = max(0, *(step.other_bytes for step in rank.steps.recent))
+    # One that ran out in its first step has none
+    other_bytes = max((0, *(step.other_bytes for step in rank.steps.recent)))
     return rank.memory.device.peak_bytes, rank.memory.device.capacity_bytes - other_bytes
 
 

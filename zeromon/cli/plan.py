@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import or_
@@ -49,7 +50,7 @@ from zeromon.export.files import Progress
 from zeromon.memory import plan
 from zeromon.memory.plan import Point, Work, failed_point, point_of, work_of
 from zeromon.memory.reconcile import micro_batch_of_rank
-from zeromon.memory.speeds import find_named_device
+from zeromon.memory.speeds import DEVICES, find_named_device
 from zeromon.readout.throughput import (
     device_peak,
     flops_per_token,
@@ -124,10 +125,25 @@ def print_changes(options: argparse.Namespace) -> int:
     if options.json:
         show_json(changes_as_json(base, points, of=point_count))
     else:
-        show_text(changes_as_text(base, points))
+        show_text(changes_as_text(base, points) + _fit_command(options, run))
     if len(points) < point_count:
         tell_user(f"interrupted: {len(points)} of {point_count} points")
     return 0 if any(point.time is not None for point in (base, *points)) else 2
+
+
+def _fit_command(options: argparse.Namespace, run: RunSnapshot | None) -> str:
+    """A line with the ``zeromon fit`` that launches what was swept; "" without a stage or devices."""
+    swept = [(name, v) for name, v in map(_split_setting, options.sweep) if name in ("stage", "devices")]
+    device = run.ranks[0].machine.device if run is not None else None
+    peaks = find_named_device(device.name) if device is not None else None
+    gpu = options.gpu or next((name for name in DEVICES if DEVICES[name] is peaks), "")
+    if not swept or not gpu or "," in gpu or (options.nodes or 1) > 1:
+        return ""
+    values = " and ".join(f"{{{name}}}" for name, _ in swept)
+    flags = " ".join(f"--{name.removesuffix('s')}s {counts}" for name, counts in swept)
+    command = shlex.join(run.command) if run is not None and run.command else "COMMAND"
+    head = f"to launch them without a GPU, with {values} in the command:"
+    return f"{head}\n  zeromon fit --gpu {gpu} {flags} -- {command}\n"
 
 
 def changes_of_run(run: RunSnapshot, changes: Sequence[str], limit: int) -> dict[str, Any]:

@@ -10,14 +10,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from zeromon.base.units import human_bytes, human_seconds
 from zeromon.memory.plan import MUCH_LESS, Row, Setup, row_seconds
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
 
+Key = TypeVar("Key", bound=Hashable)
 ROOMY = 0.5
 """Share of a device that model states may take where activations are unknown."""
 
@@ -42,9 +44,7 @@ def choose_row(setup: Setup, rows: Sequence[Row]) -> Choice:
     if not setup.micro_batch_given:
         roomy = [row for row in candidates if row.device_bytes <= ROOMY * setup.usable_bytes]
         candidates = roomy or [min(candidates, key=lambda row: row.device_bytes)]
-    costs = {id(row): _step_cost(row, candidates) for row in candidates}
-    cheapest = min(costs.values())
-    equal = [row for row in candidates if costs[id(row)] * MUCH_LESS <= cheapest]
+    equal = [candidates[at] for at in lowest_costs(step_costs(dict(enumerate(candidates))))]
     preset = next((row for row in rows if row.given), None)
     # Without this, a lower stage of equal cost replaces the one that the user gives
     chosen = preset if preset in equal and preset else min(equal, key=lambda row: row.plan.stage)
@@ -72,11 +72,16 @@ def _offload_distance(row: Row) -> int:
     return PLACES.index(row.plan.optimizer_on) + PLACES.index(row.plan.params_on)
 
 
-def _step_cost(row: Row, candidates: Sequence[Row]) -> float:
-    """Returns what a step costs: its seconds where all *candidates* have them, else the bytes sent."""
-    if all(isinstance(candidate.time, StepTime) for candidate in candidates):
-        return row_seconds(row.tuned or row)
-    return (row.tuned or row).communication_bytes
+def step_costs(rows: Mapping[Key, Row]) -> dict[Key, float]:
+    """Returns what a step costs: its seconds where all *rows* have them, else the bytes sent."""
+    timed = all(isinstance(row.time, StepTime) for row in rows.values())
+    tuned = {key: row.tuned or row for key, row in rows.items()}
+    return {key: row_seconds(row) if timed else row.communication_bytes for key, row in tuned.items()}
+
+
+def lowest_costs(costs: Mapping[Key, float]) -> list[Key]:
+    """Returns the keys whose costs are about equal to the lowest."""
+    return [key for key, cost in costs.items() if cost * MUCH_LESS <= min(costs.values())]
 
 
 def _why_nothing_fits(rows: Sequence[Row]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from zeromon.memory.choice import lowest_costs, step_costs
 from zeromon.memory.plan import Row, Setup, predict_row
 from zeromon.memory.predict import During
 from zeromon.memory.seconds import StepTime
@@ -37,6 +38,8 @@ class Trial:
     stage: str
     """"" where the command has no ``{stage}``."""
     micro_batch: int
+    devices: int = 0
+    """0 where the command has no ``{devices}``."""
     accumulation: int = 1
     outcome: str = ""
     """"" where it was measured; else why it was stopped."""
@@ -68,6 +71,10 @@ class Trial:
     def fits(self) -> bool:
         """True if it ran within its memory."""
         return self.slower or not self.outcome
+
+    def headroom(self, pool: str) -> int | None:
+        """Bytes of *pool* that were left at the peak; None where it did not fit, or was not measured."""
+        return self.rooms[pool] - self.peaks[pool] if self.fits and pool in self.peaks else None
 
     @property
     def estimate(self) -> Estimate | None:
@@ -204,6 +211,15 @@ def _size_leaving_free(share: float, trials: Sequence[Trial], sizes: Sequence[in
     return largest_fitting_size(trials, sizes, free) or sizes[0]
 
 
+def next_device_count(trials: Sequence[Trial], counts: Sequence[int]) -> int | None:
+    """Returns which of *counts* to launch next, by halves; None: the fewest that fit are known."""
+    # More devices never take more memory of each, and a smaller launch takes less time
+    too_few = max((t.devices for t in trials if not t.fits), default=0)
+    enough = min((t.devices for t in trials if t.fits), default=counts[-1] + 1)
+    open_counts = [count for count in counts if too_few < count < enough]
+    return open_counts[(len(open_counts) - 1) // 2] if open_counts else None
+
+
 def loses_beyond_noise(mine: Estimate, fastest: Estimate) -> bool:
     """Returns whether *mine* seconds a sample exceed *fastest* by more than the noise of both."""
     noise = half_width(mine, fastest)
@@ -265,6 +281,42 @@ class Stage:
 def least_memory_first(names: Sequence[str]) -> list[str]:
     """Returns *names*, the stage that needs the least memory first, and unknown ones last."""
     return sorted(names, key=lambda name: -_NAMED.get(name.lower(), ("", -1))[1])
+
+
+def rows_of_stages(names: Sequence[str], setup: Setup | None) -> dict[str, Row]:
+    """Returns the prediction for each known one of *names*, of which the first ran as *setup*."""
+    if setup is None:
+        return {}
+    plans = {name: _plan_of_stage(setup, name) for name in names[1:]} | {names[0]: setup.plan}
+    return {name: predict_row(setup, plan) for name, plan in plans.items() if plan is not None}
+
+
+def cheapest_first(names: Sequence[str], rows: Mapping[str, Row]) -> list[str]:
+    """Returns *names* by the policy of :mod:`zeromon.memory.choice`, without rows by what is sharded."""
+    costs, ordered = step_costs(rows), []
+    while costs:
+        ordered.append(min(lowest_costs(costs), key=lambda name: rows[name].plan.stage))
+        del costs[ordered[-1]]
+    unknown = [name for name in names if name not in rows]
+    return ordered + sorted(unknown, key=lambda name: _NAMED.get(name.lower(), ("", 9))[1])
+
+
+def next_stage(trials: Sequence[Trial], names: Sequence[str], first: str) -> str | None:
+    """Returns the next stage of *names* to launch, after *first*; None: the cheapest is known."""
+    # The run of the first tells what the others cost
+    if all(t.stage != first for t in trials):
+        return first
+    fitting = {t.stage for t in trials if t.fits}
+    before = names[: min((names.index(name) for name in fitting if name in names), default=len(names))]
+    return next((name for name in before if all(t.stage != name for t in trials)), None)
+
+
+def cheapest_trial(trials: Sequence[Trial], names: Sequence[str]) -> Trial | None:
+    """Returns the cheapest that fits: by seconds if all are timed; of about equal ones by *names*."""
+    fitting = {t.stage: t for t in trials if t.fits and t.stage in names}
+    seconds = {name: t.seconds for name, t in fitting.items() if t.seconds}
+    equal = lowest_costs(seconds) if len(seconds) == len(fitting) else list(fitting)
+    return fitting[min(equal, key=names.index)] if equal else None
 
 
 def stages_of_trials(
