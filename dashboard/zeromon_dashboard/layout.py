@@ -43,9 +43,23 @@ def page_skeleton(
     """The components of a page, with the properties that they have first."""
     props = {**page.parts, **{n: {"figure": c.figure()} for n, c in page.charts.items()}}
     body = _PAGES[route.page].skeleton(props, route)
+    heading = [
+        dmc.Title(route.run, order=1, size="h3"),
+        dmc.Badge(id="health", variant="filled", **props["health"]),
+        dmc.Text(id="verdict", fw=600, **props["verdict"]),
+        dmc.Badge(id="state", variant="dot", **props["state"]),
+        dmc.Text(id="facts", size="sm", **{"c": "dimmed", **props["facts"]}),
+    ]
     return dmc.Stack(
         [
-            _page_title(route, props),
+            dmc.Stack(
+                [
+                    dmc.Group(heading, gap="md", align="center"),
+                    dmc.Group(id="about", gap="xs", **props["about"]),
+                    dmc.Text(id="cause", fw=600, **props["cause"]),
+                ],
+                gap=2,
+            ),
             _page_controls(route, ranks, runs),
             *body,
             _player_panel(route, span),
@@ -103,24 +117,6 @@ def _run_facts_text(run: RunSnapshot, rank: RankSnapshot) -> str:
     reporting = human_count(fleet.ranks - fleet.silent)
     nodes = human_count(len(fleet.nodes))
     return f"{rank.strategy}, {reporting} of {human_count(rank.world_size)} ranks on {nodes} nodes"
-
-
-def _page_title(route: Route, props: Parts) -> Any:
-    heading = [
-        dmc.Title(route.run, order=1, size="h3"),
-        dmc.Badge(id="health", variant="filled", **props["health"]),
-        dmc.Text(id="verdict", fw=600, **props["verdict"]),
-        dmc.Badge(id="state", variant="dot", **props["state"]),
-        dmc.Text(id="facts", size="sm", **{"c": "dimmed", **props["facts"]}),
-    ]
-    return dmc.Stack(
-        [
-            dmc.Group(heading, gap="md", align="center"),
-            dmc.Group(id="about", gap="xs", **props["about"]),
-            dmc.Text(id="cause", fw=600, **props["cause"]),
-        ],
-        gap=2,
-    )
 
 
 def _page_controls(route: Route, ranks: Sequence[int], runs: Sequence[str]) -> Any:

@@ -296,7 +296,7 @@ class _Search:
     def _next(self) -> tuple[str, int] | None:
         budget = self._options.launches - len(self.trials)
         first_stage = self._names[0]
-        tried = self._of(first_stage)
+        tried = self._trials_of(first_stage)
         single = len(self._names) == 1
         # two launches of the first stage give the line; of several stages the others prove the best
         size = fit.next_size(tried, self.sizes, budget if single else min(budget, 2 - len(tried)))
@@ -305,7 +305,7 @@ class _Search:
         if single:
             return None
         for stage in sorted(self.stages(), key=lambda s: -(s.samples_per_second or 0.0)):
-            measured = self._of(stage.name)
+            measured = self._trials_of(stage.name)
             if (
                 stage.largest
                 and stage.largest not in {t.micro_batch for t in measured}
@@ -316,7 +316,7 @@ class _Search:
                 return None  # the best is proven
         return None
 
-    def _of(self, stage: str) -> list[Trial]:
+    def _trials_of(self, stage: str) -> list[Trial]:
         return [t for t in self.trials if t.stage == stage]
 
     def _launch_trial(self, stage: str, size: int) -> None:
@@ -324,7 +324,7 @@ class _Search:
         folder = self._options.output
         trial = Trial(stage=stage, micro_batch=size, accumulation=self._accumulation_steps(size))
         ranks = 0
-        command, environment = self._filled(trial, folder / f"launch{number}")
+        command, environment = self._fill_template(trial, folder / f"launch{number}")
         if self.machine is not None:
             placed = placed_launch(
                 command, self._options.nodes, self._options.processes, self.machine.environment
@@ -335,13 +335,13 @@ class _Search:
         name = f"fit-{self.key}-{number}-{int(time.time())}"
         of_stage = f"stage {stage}, " if stage else ""
         tell_user(f"launch {number} of at most {self._options.launches}: {of_stage}micro-batch {size}")
-        memory_line = fit.fitted_line(self._of(stage), fit.HOST)
+        memory_line = fit.fitted_line(self._trials_of(stage), fit.HOST)
         request = Request(
             trial=trial, command=command, environment=environment, name=name,
             log=folder / f"launch{number}.log", steps=self._options.steps, ranks=ranks,
             most_seconds=self._options.seconds,
             # a virtual device's step has another length on a host that its ranks do not share
-            best=self._best(stage) if self.machine is None else None,
+            best=self._best_estimate(stage) if self.machine is None else None,
             expected_bytes=None if memory_line is None else memory_line.at(size),
         )  # fmt: skip
         done = run_launch(request, lambda message: show_progress(f"  {message}"))
@@ -363,7 +363,7 @@ class _Search:
                 f"the run reports a micro-batch of {reported_size}, where {done.micro_batch} was set"
             )
 
-    def _best(self, stage: str) -> Any:
+    def _best_estimate(self, stage: str) -> Any:
         estimates = [
             e for t in self.trials if t.stage != stage and t.fits and (e := t.estimate) is not None
         ]
@@ -373,7 +373,7 @@ class _Search:
         global_batch = self._options.global_batch
         return 1 if global_batch is None else global_batch // (size * self._options.ranks)
 
-    def _filled(self, trial: Trial, folder: Path) -> tuple[list[str], dict[str, str]]:
+    def _fill_template(self, trial: Trial, folder: Path) -> tuple[list[str], dict[str, str]]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         command, environment, files = self._template.filled(_trial_values(trial), folder.absolute())
         for path, content in files.items():
@@ -383,7 +383,7 @@ class _Search:
 
     def stages(self) -> list[Stage]:
         """The stages with what is measured and predicted of them."""
-        trials = self._of(self._names[0])
+        trials = self._trials_of(self._names[0])
         run = snapshot_or_none(trials[-1].run) if trials else None
         setup, reason = None, "no launch of the first stage is on record"
         if run is not None:
@@ -404,7 +404,7 @@ class _Search:
                 stage=stage.name, micro_batch=size, accumulation=self._accumulation_steps(size)
             )
             folder = self._options.output / (f"stage-{stage.name}" if stage.name else "use")
-            command, environment = self._filled(trial, folder)
+            command, environment = self._fill_template(trial, folder)
             variables = [f"{name}={shlex.quote(setting)}" for name, setting in environment.items()]
             script = folder / "command.sh"
             script.parent.mkdir(parents=True, exist_ok=True)

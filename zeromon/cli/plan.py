@@ -257,22 +257,18 @@ def _new_point(change: Change, options: argparse.Namespace, setup_of: SetupOf, w
     # A copy: setup_from_model fills in --gpu, and each change starts from what was typed
     changed = argparse.Namespace(**vars(options))
     for name, value in change.items():
-        _set_option(changed, name, value)
+        # As the command line would set it
+        dest = name.replace("-", "_")
+        actions: Iterable[argparse.Action] = changed.setup_parser._actions
+        action = next((a for a in actions if a.dest == dest and dest not in _NOT_SET), None)
+        if action is None:
+            names = ", ".join(sorted(settable_names(changed.setup_parser)))
+            raise PlanError(f"{name!r} is no setting", hint=f"There are {names}.")
+        setattr(changed, dest, _option_value(action, name, value))
     try:
         return point_of(change, setup_of(changed), work, changed.micro_batch or 0)
     except PlanError as error:
         return failed_point(change, error)
-
-
-def _set_option(options: argparse.Namespace, name: str, typed: str) -> None:
-    """Sets the option *name* as the command line would; raises :class:`PlanError`."""
-    dest = name.replace("-", "_")
-    actions: Iterable[argparse.Action] = options.setup_parser._actions
-    action = next((a for a in actions if a.dest == dest and dest not in _NOT_SET), None)
-    if action is None:
-        names = ", ".join(sorted(settable_names(options.setup_parser)))
-        raise PlanError(f"{name!r} is no setting", hint=f"There are {names}.")
-    setattr(options, dest, _option_value(action, name, typed))
 
 
 def _option_value(action: argparse.Action, name: str, typed: str) -> Any:

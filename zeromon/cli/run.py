@@ -247,7 +247,10 @@ def _choose_run_id(given_name: str | None, command: list[str]) -> str:
             )
         return name
     script = paths.script_name_of(command)
-    job = _slurm_job_name()
+    # 4711.0: job and step of Slurm; 4711 outside of a step, "" outside of a job.
+    numbers = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    # Slurm's interactive step has the id 4294967290, which names nothing
+    job = ".".join(number for number in numbers if number.isdigit() and len(number) < 10)
     if job:
         return f"{job}-{script}"
     if _is_one_of_many():
@@ -255,13 +258,6 @@ def _choose_run_id(given_name: str | None, command: list[str]) -> str:
         if key.strip("|"):
             return f"{script}-{zlib.crc32(key.encode()):08x}"
     return paths.new_run_id(command)
-
-
-def _slurm_job_name() -> str:
-    """``4711.0``: job and step of Slurm; ``4711`` outside of a step, "" outside of a job."""
-    numbers = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    # Slurm's interactive step has the id 4294967290, which names nothing
-    return ".".join(number for number in numbers if number.isdigit() and len(number) < 10)
 
 
 def _is_run_live(folder: Path) -> bool:

@@ -66,7 +66,7 @@ def waits_by_unit(
     """
     # A process that was ended had not written the operations of its last moments
     last_written = max((operation.start for operation in operations), default=0)
-    calls_of_rank = list(_called(uncovered_nanoseconds(operations, kind=1), callers))
+    calls_of_rank = list(_collective_calls(uncovered_nanoseconds(operations, kind=1), callers))
     steps_of_calls = [
         [call for call in calls_of_rank if begin_ns <= call[1].start < end_ns]
         for begin_ns, end_ns in steps[1:]
@@ -93,14 +93,16 @@ def waits_by_unit(
     return tuple(sorted(rows, key=lambda row: row.exposed_seconds, reverse=True))
 
 
-def _called(
+def _collective_calls(
     collectives: Iterable[tuple[Operation, int]], callers: Sequence[Caller]
 ) -> Iterator[tuple[tuple[str, str, str], Operation, int]]:
     """Yields each of the *collectives* with the unit, operation and phase of its caller."""
     used = -1
     for operation, exposed in sorted(collectives, key=lambda pair: pair[0].enqueued):
         position = bisect_right(callers, operation.enqueued, key=itemgetter(0)) - 1
-        kernel = kernel_op(operation.name)
+        # all_reduce for ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)
+        camel = operation.name.removeprefix("ncclDevKernel_").partition("_")[0].partition("(")[0]
+        kernel = re.sub(r"(?<!^)(?=[A-Z])", "_", camel).lower()
         # A second one after the same call was launched by C++, as those of DDP's reducer are
         is_known = position > used and kernel in (callers[position][2], _SEND_RECEIVE)
         used = max(used, position)
@@ -109,9 +111,3 @@ def _called(
 
 _SEND_RECEIVE = "send_recv"
 """NCCL's kernel for sends, receives and all-to-all."""
-
-
-def kernel_op(name: str) -> str:
-    """Returns ``all_reduce`` for ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``."""
-    camel = name.removeprefix("ncclDevKernel_").partition("_")[0].partition("(")[0]
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", camel).lower()

@@ -109,9 +109,9 @@ class Application:
             "/api/runs": self._runs,
         }
         self._posts: dict[str, Handler] = {
-            "/api/trace": lambda environ, reply: self._start_action(environ, reply, self._trace),
+            "/api/trace": lambda environ, reply: self._start_action(environ, reply, self._start_capture),
             "/api/try": lambda environ, respond: self._start_action(environ, respond, self._try),
-            "/api/exchange": self._exchange,
+            "/api/exchange": self._exchange_report,
         }
         self._policy = access.Policy(
             loopback=not any_host,
@@ -216,7 +216,7 @@ class Application:
             return _send_json(respond, "409 Conflict", {"error": str(error), "hint": error.hint})
         return _send_json(respond, "202 Accepted", msgspec.to_builtins(accepted))
 
-    def _trace(self, body: bytes) -> Capture:
+    def _start_capture(self, body: bytes) -> Capture:
         request = _TRACE.decode(body)
         return self._view.trace(request.run, request.steps, request.ranks)
 
@@ -226,7 +226,7 @@ class Application:
             return self._view.renew_trial(request.run, request.number, go_on=request.go_on)
         return self._view.try_change(request.run, request.rule, request.rounds)
 
-    def _exchange(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+    def _exchange_report(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         # By its length: wsgi.input is the socket, which ends only when the client closes it
         report = environ["wsgi.input"].read(_request_body_size(environ))
         if not self._is_proved(environ, REPORT, report, self._token):

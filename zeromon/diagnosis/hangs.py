@@ -123,8 +123,8 @@ def _is_left_behind(members: Sequence[Member], inside: Mapping[int, InFlight]) -
     if all(halt in _SUSPENDED for halt in halts):
         return True
     call = next(iter(inside.values()))
-    others = (_progress_in(rank, call.group_id) for rank in members if rank.rank not in inside)
-    return any(of is not None and of.sequence > call.sequence >= 0 for of in others)
+    absent_progress = (_progress_in(rank, call.group_id) for rank in members if rank.rank not in inside)
+    return any(of is not None and of.sequence > call.sequence >= 0 for of in absent_progress)
 
 
 def _is_certain(hang: Hang) -> bool:
@@ -290,7 +290,9 @@ def _build_hang(
 ) -> Hang:
     by_rank = {rank.rank: rank for rank in ranks}
     oldest_call = min(inside.values(), key=lambda entry: entry.issued_ns)
-    group = _known_group(ranks, oldest_call.group_id)
+    # The group, as the first rank has it that knows its members
+    groups = (_progress_in(rank, oldest_call.group_id) for rank in ranks)
+    group = next((group for group in groups if group is not None and group.ranks), None)
     is_p2p = oldest_call.sequence < 0
     # A send has one peer, which the record does not name: other members of its group are not missing
     members = sorted(inside) if group is None or is_p2p else list(group.ranks)
@@ -359,12 +361,6 @@ def _shared_pause(missing: Sequence[Member]) -> str:
     if not missing or not all(rank.pause for rank in missing):
         return ""
     return f"rank {missing[0].rank} {missing[0].pause}"
-
-
-def _known_group(ranks: Sequence[Member], group_id: str) -> GroupProgress | None:
-    """A group with its members, as the first rank has it that knows them."""
-    groups = (_progress_in(rank, group_id) for rank in ranks)
-    return next((group for group in groups if group is not None and group.ranks), None)
 
 
 def _progress_in(rank: Member, group_id: str) -> GroupProgress | None:

@@ -364,13 +364,13 @@ class _Kubeflow(LiveTracker):
 
     def push(self, run: RunSnapshot, rows: Sequence[Row]) -> None:
         token = Path(os.environ[_TOKEN]).read_text().strip()  # it is renewed
-        body = json.dumps({"trainerStatus": self._status(run, rows)}).encode()
+        body = json.dumps({"trainerStatus": self._job_status(run, rows)}).encode()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self._url, body, headers)
         with self._opener.open(request, timeout=_SECONDS):
             pass
 
-    def _status(self, run: RunSnapshot, rows: Sequence[Row]) -> dict[str, Any]:
+    def _job_status(self, run: RunSnapshot, rows: Sequence[Row]) -> dict[str, Any]:
         status: dict[str, Any] = {"lastUpdatedTime": datetime.now(timezone.utc).isoformat()}
         values: dict[str, float] = {"current_step": _last_step(run)}
         reached = how_far(run)

@@ -185,7 +185,12 @@ def _fold_device_step(state: RankState, e: events.StepMark) -> None:
         record_by_host(state)
     if state.enqueued and state.enqueued[0][0].step == e.step:
         _, counted = state.enqueued.popleft()
-        record_timed_step(state, e, _merge_device_window(window, counted))
+        # The step that the host has counted, with what the device did in it
+        counted.launch_ns, counted.phase_ns = counted.phase_ns, window.phase_ns
+        counted.starved_ns = window.starved_ns
+        counted.late_ns += window.late_ns
+        counted.follow(window)
+        record_timed_step(state, e, counted)
 
 
 def record_by_host(state: RankState) -> None:
@@ -194,15 +199,6 @@ def record_by_host(state: RankState) -> None:
     # The host begins a step before the device ends the last one: uncut, both count the same time
     start = max(mark.start_ns, state.recorded_ns)
     record_timed_step(state, mark._replace(start_ns=start, t_ns=max(mark.t_ns, start)), window)
-
-
-def _merge_device_window(window: Window, counted: Window) -> Window:
-    """The step that the host has *counted*, with what the device did in it."""
-    counted.launch_ns, counted.phase_ns = counted.phase_ns, window.phase_ns
-    counted.starved_ns = window.starved_ns
-    counted.late_ns += window.late_ns
-    counted.follow(window)
-    return counted
 
 
 def record_timed_step(state: RankState, e: events.StepMark, window: Window) -> None:
@@ -359,7 +355,17 @@ def _fold_unit_mark(state: RankState, e: events.UnitMark) -> None:
     if e.event is events.UnitEvent.UNSHARD:
         unit.unshards += 1
         state.unit = e.unit
-        _count_gathered(state, e)
+        # ZeRO-3 gathers parameters one by one and reports their sum itself
+        if e.gathered_bytes:
+            state.unsharded_now = e.gathered_bytes
+        else:
+            nbytes = state.unit_bytes.get(e.unit, 0)
+            # A unit may be unsharded again without a mark that it was freed: it counts one time
+            state.unsharded_now += nbytes - state.unsharded.get(e.unit, 0)
+            state.unsharded[e.unit] = nbytes
+        # Without this test the peak is 0 where units do not report their size, instead of unknown
+        if state.unsharded_now:
+            state.unsharded_peak = max(state.unsharded_peak, state.unsharded_now)
         # FSDP's marks have no bytes: with a key here, its all-gathers would count as late gathers
         if e.nbytes:
             state.gathers.setdefault(bool(e.flags & _AHEAD), [0, 0])[0] += e.nbytes
@@ -368,20 +374,6 @@ def _fold_unit_mark(state: RankState, e: events.UnitMark) -> None:
     if e.allocated_bytes >= 0:
         unit.peak_allocated_bytes = max(unit.peak_allocated_bytes, e.allocated_bytes)
         state.window.allocated = max(state.window.allocated, e.allocated_bytes)
-
-
-def _count_gathered(state: RankState, e: events.UnitMark) -> None:
-    """Counts a unit as gathered. ZeRO-3 gathers parameters one by one and reports their sum itself."""
-    if e.gathered_bytes:
-        state.unsharded_now = e.gathered_bytes
-    else:
-        nbytes = state.unit_bytes.get(e.unit, 0)
-        # A unit may be unsharded again without a mark that it was freed: it counts one time
-        state.unsharded_now += nbytes - state.unsharded.get(e.unit, 0)
-        state.unsharded[e.unit] = nbytes
-    # Without this test the peak is 0 where units do not report their size, instead of unknown
-    if state.unsharded_now:
-        state.unsharded_peak = max(state.unsharded_peak, state.unsharded_now)
 
 
 def reshard_all_units(state: RankState) -> None:

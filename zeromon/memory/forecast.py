@@ -278,16 +278,7 @@ def spike_probability(samples: Samples, capacity_bytes: int, steps: int = _SPIKE
     threshold, typical, largest = ordered[int(0.9 * count)], ordered[count // 2], ordered[-1]
     if capacity_bytes - largest > 3 * (largest - typical):
         return 0.0  # too far for an extrapolation from the samples
-    excesses = _largest_excess_events(values, threshold)
-    if len(excesses) < _MIN_EVENTS:
-        return 0.0
-    shape, scale = fit_generalized_pareto(excesses)
-    once = _tail_probability(capacity_bytes - threshold, shape, scale) * len(excesses) / count
-    return 1 - (1 - once) ** steps
-
-
-def _largest_excess_events(values: Sequence[int], threshold: int) -> list[int]:
-    """Returns the largest excess of each run of values over *threshold*, ascending."""
+    # The largest excess of each run of values over the threshold
     events: list[int] = []
     inside = False
     for value in values:
@@ -298,7 +289,12 @@ def _largest_excess_events(values: Sequence[int], threshold: int) -> list[int]:
         else:
             events.append(value - threshold)
             inside = True
-    return sorted(events)
+    excesses = sorted(events)
+    if len(excesses) < _MIN_EVENTS:
+        return 0.0
+    shape, scale = fit_generalized_pareto(excesses)
+    once = _tail_probability(capacity_bytes - threshold, shape, scale) * len(excesses) / count
+    return 1 - (1 - once) ** steps
 
 
 def fit_generalized_pareto(excesses: Sequence[float]) -> tuple[float, float]:

@@ -601,8 +601,8 @@ def _layer_backward_bytes(t: Transformer, b: Batch, itemsize: int) -> int:
         return layer + mlp // t.tensor_ranks
     scores = t.heads * b.length * tokens * (itemsize + (8 if t.fp32_softmax else itemsize))
     # The MLP has freed what it kept by then
-    kept = tokens * itemsize * (4 if t.gated else t.mlp_copies) * t.ffn
-    return layer + max(mlp, scores - kept) // t.tensor_ranks
+    mlp_kept = tokens * itemsize * (4 if t.gated else t.mlp_copies) * t.ffn
+    return layer + max(mlp, scores - mlp_kept) // t.tensor_ranks
 
 
 def transformer_activations(

@@ -211,13 +211,13 @@ def _growth_until_full(ranks: Sequence[RankSnapshot]) -> dict[str, Any]:
     """The growth that fills a device soonest, where it does so in a run of usual length."""
     trends = [
         (
-            round(last + trend.steps_left(device.capacity_bytes - max(0, _other_bytes(rank)))[0]),
+            round(ended_step + trend.steps_left(device.capacity_bytes - max(0, _other_bytes(rank)))[0]),
             trend.slope,
             trend.window,
         )
         for rank in ranks
         if (device := rank.memory.device) is not None
-        and (trend := early_growth(device.peaks, last := rank.steps.last_step)) is not None
+        and (trend := early_growth(device.peaks, ended_step := rank.steps.last_step)) is not None
     ]
     full_step, slope, window = min(trends, default=(_LONGEST_STEPS, 0.0, 0))
     if full_step >= _LONGEST_STEPS:

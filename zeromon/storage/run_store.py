@@ -259,9 +259,9 @@ class Store:
 
     def list_manifests(self) -> list[Manifest]:
         """Returns the summaries of all recorded runs, the newest first."""
-        return [manifest for name in self.names() if (manifest := self._manifest(name)) is not None]
+        return [manifest for name in self.names() if (manifest := self._run_manifest(name)) is not None]
 
-    def _manifest(self, name: str) -> Manifest | None:
+    def _run_manifest(self, name: str) -> Manifest | None:
         with suppress(OSError, ValueError, RecursionError):
             manifest = _MANIFEST.decode((self.folder(name) / "manifest.json").read_bytes())
             # An older version writes no health, and an abandoned run says that it goes on

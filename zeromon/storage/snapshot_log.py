@@ -101,7 +101,9 @@ class Writer:
     def append(self, run: RunSnapshot) -> None:
         """Appends *run*. One that is not newer than the last gets a time right behind it."""
         time_ms = max(round(run.taken_wall * 1000), self._last_ms + 1)
-        blob = _pack_record(time_ms, zlib.compress(encode_snapshot(without_recent_steps(run)), 6))
+        payload = zlib.compress(encode_snapshot(without_recent_steps(run)), 6)
+        crc = zlib.crc32(_MOMENT.pack(time_ms) + payload)
+        blob = _HEAD.pack(len(payload), crc, time_ms) + payload
         with os_errors_as(HistoryError, f"write {self.folder}"):
             nbytes = os.write(self._fd, blob)
             if nbytes < len(blob):
@@ -120,11 +122,6 @@ class Writer:
             # In this order: a second close() must not close a number that another file has got
             fd, self._fd = self._fd, -1
             os.close(fd)
-
-
-def _pack_record(time_ms: int, payload: bytes) -> bytes:
-    crc = zlib.crc32(_MOMENT.pack(time_ms) + payload)
-    return _HEAD.pack(len(payload), crc, time_ms) + payload
 
 
 def thin_oldest_segments(folder: Path, limit_bytes: int) -> None:

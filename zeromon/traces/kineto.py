@@ -253,7 +253,9 @@ def _decode_chunk(chunk: bytes, data: TraceData) -> Iterator[Event]:
         yield from _EVENTS.decode(b"[" + body + b"]")
         return
     except UNREADABLE:
-        mended = _mend_json(body)
+        # null for numbers that are not finite, in UTF-8 without control characters
+        cleaned = body.translate(_NO_CONTROL).decode("utf-8", "replace").encode()
+        mended = _NOT_FINITE.sub(rb"\1null", cleaned)
     for value in _split_values(mended):
         event = _decode_event(value)
         if event:
@@ -267,12 +269,6 @@ def _decode_event(value: bytes) -> Event | None:
         return _EVENT.decode(value)
     except UNREADABLE:
         return None
-
-
-def _mend_json(body: bytes) -> bytes:
-    """Returns *body* with null for numbers that are not finite, in UTF-8 without control characters."""
-    cleaned = body.translate(_NO_CONTROL).decode("utf-8", "replace").encode()
-    return _NOT_FINITE.sub(rb"\1null", cleaned)
 
 
 def _split_values(body: bytes) -> list[bytes]:

@@ -33,7 +33,7 @@ from zeromon.tui.columns import (
     save_new_file,
     svg_without_fonts,
 )
-from zeromon.tui.event_log import LogEntry, Mark, Marks
+from zeromon.tui.event_log import Mark, Marks
 from zeromon.tui.line import clean
 from zeromon.tui.plots import Trends, steps_by_rank, telling_ranks
 from zeromon.tui.screens.communication import Communication
@@ -176,31 +176,25 @@ class ZeromonApp(App[int]):
                 steps_by_rank(state.last.series) if state.last.series is not None else {}
             )
         if state is not previous:
-            self._notify_of_traces(state.fresh)
+            # Announces how a trace ended; its progress is in the first line.
+            for entry in state.fresh:
+                if entry.text.startswith("trace ") and entry.tone:
+                    severity: SeverityLevel = "warning" if entry.tone == "warn" else "information"
+                    # As markup, Textual would swallow [...] in a path or in a name of the run
+                    self.notify(entry.text, severity=severity, markup=False)
         # the playhead may have moved since the thread read the snapshots
         self._known = state if self._head.wall is not None else replace(state, moment=None)
         judged = judge_run(state.last.newest)
         self._write_to_terminal(verdict_announcement(state.last.newest.run, judged, self._judged))
         self._judged = judged
-        self._show_report_at_the_end(state.last.newest)
-        self._request_rank_detail()
-        self.refresh_view_model()
-
-    def _notify_of_traces(self, entries: Iterable[LogEntry]) -> None:
-        """Announces how a trace ended; its progress is in the first line."""
-        for entry in entries:
-            if entry.text.startswith("trace ") and entry.tone:
-                severity: SeverityLevel = "warning" if entry.tone == "warn" else "information"
-                # As markup, Textual would swallow [...] in a path or in a name of the run
-                self.notify(entry.text, severity=severity, markup=False)
-
-    def _show_report_at_the_end(self, run: RunSnapshot) -> None:
-        """Opens the report of a run that ended while this view was open."""
-        if run.ended and self._was_live and self._head.replay is None:
+        # Opens the report of a run that ended while this view was open
+        if state.last.newest.ended and self._was_live and self._head.replay is None:
             self._was_live = False
             self.action_report()
-        elif not run.ended:
+        elif not state.last.newest.ended:
             self._was_live = True
+        self._request_rank_detail()
+        self.refresh_view_model()
 
     def on_source_failed(self, message: feed.SourceFailed) -> None:
         """Shows why there is no newer snapshot."""
@@ -419,9 +413,9 @@ class ZeromonApp(App[int]):
         """Writes the screen to a file, without notifications."""
         # They leave the screen with its next refresh, so the picture waits for that
         self.clear_notifications()
-        self.call_later(self.screen.call_after_refresh, self._snapshot)
+        self.call_later(self.screen.call_after_refresh, self._save_screenshot)
 
-    def _snapshot(self) -> None:
+    def _save_screenshot(self) -> None:
         self._save(svg_without_fonts(self.export_screenshot()), str(self.current_mode), ".svg")
 
     def _save(self, content: str, subject: str, suffix: str) -> None:

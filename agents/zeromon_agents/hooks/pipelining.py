@@ -97,11 +97,11 @@ class Pipelining(Backend):
         self.steps.pipeline_begins(schedule, args, kwargs)
         if not schedule._has_backward:  # an evaluation
             return None
-        if self._describe(describe_schedule(schedule)):
-            self._register(_rank_stages(schedule))
+        if self._write_description(describe_schedule(schedule)):
+            self._register_stages(_rank_stages(schedule))
         return time.monotonic_ns()
 
-    def _describe(self, described: dict[str, Any]) -> bool:
+    def _write_description(self, described: dict[str, Any]) -> bool:
         """Writes a description; returns whether it is new."""
         # Each description stays in the name table, and a script may make schedules without end
         is_new = described != self._written and self._number < _MAX_SCHEDULES
@@ -111,7 +111,7 @@ class Pipelining(Backend):
             self.context.add_metadata(pipeline=described)
         return is_new
 
-    def _register(self, stages: Iterable[Any]) -> None:
+    def _register_stages(self, stages: Iterable[Any]) -> None:
         """Registers the models of *stages* that no wrapper registers, in place of those before."""
         self.models.forget(module for ref in self._models if (module := ref()) is not None)
         modules = [stage.submod for stage in stages if not _is_wrapped(stage.submod)]
@@ -131,7 +131,7 @@ class Pipelining(Backend):
 
     def _batch_begins(self, engine: Any, *_: Any, **__: Any) -> int:
         self.steps.pipeline_begins(engine, (), {})
-        self._describe(describe_engine(engine))
+        self._write_description(describe_engine(engine))
         self._chunks = {}
         return time.monotonic_ns()
 

@@ -240,7 +240,7 @@ class Steps:
             self._loss_from = self._forward_seen_ns
             self.evaluation.seen()
             self._context.enter(self._bare_phase())
-            self._span(Phase.FORWARD, began_ns, self._forward_seen_ns)
+            self._write_span(Phase.FORWARD, began_ns, self._forward_seen_ns)
 
     # ---- backward -----------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class Steps:
             self.goal.batch_trained(self._loader())
 
     def _infer_forward(self, start_ns: int, end_ns: int) -> None:
-        self._span(Phase.FORWARD, start_ns, end_ns, Flag.INFERRED)
+        self._write_span(Phase.FORWARD, start_ns, end_ns, Flag.INFERRED)
         # what a device did since the last border was forward, too
         self._context.phase = Phase.FORWARD
 
@@ -297,7 +297,7 @@ class Steps:
             if self._parameters.showed_step:  # unless it turns out to be another micro-step
                 self._optimizer_from = self._free_since
         self._context.enter(Phase.OPTIMIZER if self._optimizer_from else Phase.OTHER)
-        self._span(Phase.BACKWARD, began_ns, self._free_since, flags)
+        self._write_span(Phase.BACKWARD, began_ns, self._free_since, flags)
         if self._updated_to is not None:
             total_steps, self._updated_to, self.updates_in_backward = self._updated_to, None, True
             self._optimizer_from = self._free_since
@@ -401,7 +401,7 @@ class Steps:
         if self._context.mode == OFF or not self._optimizer_from:
             return
         if outcome is None:
-            self._span(Phase.OPTIMIZER, self._optimizer_from, time.monotonic_ns())
+            self._write_span(Phase.OPTIMIZER, self._optimizer_from, time.monotonic_ns())
             self._optimizer_from = 0
             self._context.enter(Phase.OTHER)
             return
@@ -419,14 +419,14 @@ class Steps:
         """Starts the phase of an offloaded optimizer within a DeepSpeed engine's step."""
         if self.offloads_optimizer and self._optimizer_from:
             now_ns = time.monotonic_ns()
-            self._span(Phase.OPTIMIZER, self._optimizer_from, now_ns)
+            self._write_span(Phase.OPTIMIZER, self._optimizer_from, now_ns)
             self._optimizer_from = self._cpu_optimizer_from = now_ns
             self._context.enter(Phase.CPU_OPTIMIZER)
 
     def _inner_optimizer_ends(self) -> None:
         if self._cpu_optimizer_from:
             now_ns = time.monotonic_ns()
-            self._span(Phase.CPU_OPTIMIZER, self._cpu_optimizer_from, now_ns)
+            self._write_span(Phase.CPU_OPTIMIZER, self._cpu_optimizer_from, now_ns)
             self._optimizer_from, self._cpu_optimizer_from = now_ns, 0
             self._context.enter(Phase.OPTIMIZER)
 
@@ -438,7 +438,7 @@ class Steps:
         if self.attached_mid_step:
             self._end_partial_step(t_ns, total_steps)
             return
-        self._span(Phase.OPTIMIZER, self._optimizer_from, t_ns)
+        self._write_span(Phase.OPTIMIZER, self._optimizer_from, t_ns)
         self._optimizer_from = 0
         if total_steps and not context.step:  # the optimizer counts those before a restart, too
             context.add_metadata(resumed_step=total_steps - 1)
@@ -503,7 +503,7 @@ class Steps:
         """Ends the data wait; *flags*: FAILED where no batch came."""
         if self._data_from:
             self._free_since = time.monotonic_ns()
-            self._span(Phase.DATA_WAIT, self._data_from, self._free_since, flags)
+            self._write_span(Phase.DATA_WAIT, self._data_from, self._free_since, flags)
             self._data_from = 0
             self.evaluation.seen()
             self._may_start(self._free_since)
@@ -514,7 +514,7 @@ class Steps:
         unmarked = Phase.FORWARD if self.in_loop and not self._has_wrapper else Phase.OTHER
         return self.evaluation.phase or unmarked
 
-    def _span(self, phase: Phase, start_ns: int, end_ns: int, flags: int = 0) -> None:
+    def _write_span(self, phase: Phase, start_ns: int, end_ns: int, flags: int = 0) -> None:
         if end_ns > start_ns and not self.attached_mid_step:
             self._context.write(end_ns, Kind.PHASE, 0, phase, flags, 0, 0, start_ns, 0, 0, 0)
 

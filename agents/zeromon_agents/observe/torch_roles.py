@@ -48,11 +48,11 @@ class Models:
         # The id alone is not enough: Python reuses it after the module is gone
         if registered is not None and registered() is module:
             return False
-        self.modules[id(module)] = weakref.ref(module, self._dropped)
+        self.modules[id(module)] = weakref.ref(module, self._note_dropped)
         self.changed = True
         return True
 
-    def _dropped(self, _: object) -> None:
+    def _note_dropped(self, _: object) -> None:
         self.changed = True
 
     def forget(self, modules: Iterable[Any]) -> None:

@@ -216,7 +216,13 @@ def _find_pauses(rank: RankSnapshot) -> Pauses | None:
     long = [index for index, nanoseconds in enumerate(busy_ns) if nanoseconds > min_ns]
     if not _MIN_PAUSES <= len(long) <= (len(busy_ns) - long[0]) / 2:  # more often: late, no pauses
         return None
-    numbers = _without_stray(_with_untimed(later, tuple(steps[index].step for index in long)))
+    paused = tuple(steps[index].step for index in long)
+    # Every eighth step is untimed, which hides each second pause of some rhythms: the untimed
+    # steps that took as long count, where all together are evenly spaced
+    took = [step.end_ns - step.start_ns for step in later if step.step in set(paused)]
+    untimed = [s.step for s in later if not s.timed and s.end_ns - s.start_ns >= min(took)]
+    together = tuple(sorted((*paused, *untimed)))
+    numbers = _without_stray(together if _is_regular(together) else paused)
     pause = statistics.median(busy_ns[index] - usual_ns for index in long)
     # Of a pause in an untimed step only the number is known: it counts as the timed ones do
     lost = sum(busy_ns[index] - usual_ns for index in long) * len(numbers) / len(long)
@@ -231,17 +237,6 @@ def _find_pauses(rank: RankSnapshot) -> Pauses | None:
         return None
     cause = "checkpoint" if saves else max(sums, key=lambda p: sums[p])
     return Pauses(rank.rank, numbers, pause / 1e9, share, cause, is_regular)
-
-
-def _with_untimed(steps: Sequence[StepSummary], paused: tuple[int, ...]) -> tuple[int, ...]:
-    """*paused*, and the untimed steps that took as long, where both together are evenly spaced.
-
-    Every eighth step is untimed, which hides each second pause of some rhythms.
-    """
-    took = [step.end_ns - step.start_ns for step in steps if step.step in set(paused)]
-    untimed = [s.step for s in steps if not s.timed and s.end_ns - s.start_ns >= min(took)]
-    together = tuple(sorted((*paused, *untimed)))
-    return together if _is_regular(together) else paused
 
 
 _FAR_AHEAD = 1.5

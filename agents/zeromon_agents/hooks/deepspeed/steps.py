@@ -112,7 +112,7 @@ class Engines:
         record = self._engines.get(id(engine))
         # Another engine may have the address of a deleted one
         if record is None or record.ref() is not engine:
-            record = self._register(engine)
+            record = self._register_engine(engine)
         return record
 
     def by_optimizer(self, optimizer: Any) -> Engine | None:
@@ -132,19 +132,19 @@ class Engines:
         """Returns what is known of *module*; its unit is 0 without parameters."""
         return self._modules.get(id(module), _NONE)
 
-    def _register(self, engine: Any) -> Engine:
+    def _register_engine(self, engine: Any) -> Engine:
         key = id(engine)
         # Else modules of a deleted engine at this address would pass for those of this one
-        self._forget(key)
+        self._forget_engine(key)
         self._count += 1
-        record = Engine(self._count, engine, lambda _: self._forget(key))
+        record = Engine(self._count, engine, lambda _: self._forget_engine(key))
         self._engines[key] = record
         if record.stage == 3:
             self._name_units(engine, record)
         self._write_metadata(engine, record)
         return record
 
-    def _forget(self, key: int) -> None:
+    def _forget_engine(self, key: int) -> None:
         dropped = self._engines.pop(key, None)
         if dropped is not None:
             self._dropped.append(dropped)
@@ -184,7 +184,16 @@ class Engines:
         except Guard.CAUGHT as error:  # another version's configuration: shown as unknown
             self._context.guard.note(error, "settings")
         try:
-            metadata["model"] = engine_model(engine, self.built_bytes.pop(id(engine), None))
+            built_bytes = self.built_bytes.pop(id(engine), None)
+            is_half = bool(engine.bfloat16_enabled() or engine.fp16_enabled())
+            metadata["model"] = {
+                **_model_of(engine.module, engine._config, int(engine.dp_world_size), is_half=is_half),
+                **model_metadata.of_optimizer(engine.optimizer),
+                "compute_dtype": _dtype_of(engine),
+                **({} if built_bytes is None else {"built_bytes": built_bytes}),
+                "accumulation": int(engine.gradient_accumulation_steps()),
+                "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
+            }
         except Guard.CAUGHT as error:  # likewise: no prediction then
             self._context.guard.note(error, "model metadata")
         for section in ("offload_optimizer", "offload_param"):
@@ -214,19 +223,6 @@ def own_parameters(module: Any) -> list[Any]:
         return list(module.parameters())
     # Not by name: the ZeROOrderedDict of stage 3 gathers what is looked up
     return [param for param in dict.fromkeys(module._parameters.values()) if param is not None]
-
-
-def engine_model(engine: Any, built_bytes: int | None = None) -> ModelMetadata:
-    """Returns the model metadata of an existing engine; *built_bytes*: what its rank built whole."""
-    is_half = bool(engine.bfloat16_enabled() or engine.fp16_enabled())
-    return {
-        **_model_of(engine.module, engine._config, int(engine.dp_world_size), is_half=is_half),
-        **model_metadata.of_optimizer(engine.optimizer),
-        "compute_dtype": _dtype_of(engine),
-        **({} if built_bytes is None else {"built_bytes": built_bytes}),
-        "accumulation": int(engine.gradient_accumulation_steps()),
-        "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
-    }
 
 
 def _dtype_of(engine: Any) -> str:
@@ -355,7 +351,12 @@ class Gathers:
         # This runs at the release of each module; where nothing of it is gathered, no status is read
         if not unit or self._gathered.keys().isdisjoint(ds_ids):
             return
-        if self._subtract_partitioned(module):
+        freed = 0
+        for param in own_parameters(module):
+            if param.ds_status == self.not_available:
+                freed += self._gathered.pop(param.ds_id, 0)
+        self._gathered_bytes -= freed
+        if freed > 0:
             # fmt: off
             self._context.write(time.monotonic_ns(), Kind.UNIT, UnitEvent.RESHARD,
                                 self._context.phase, 0, 0, unit, 0, -1, 0, self._gathered_bytes)
@@ -380,15 +381,6 @@ class Gathers:
             self._gathered_bytes += nbytes - self._gathered.get(param.ds_id, 0)
             self._gathered[param.ds_id] = nbytes
         return total
-
-    def _subtract_partitioned(self, module: Any) -> bool:
-        """Subtracts what *module* has partitioned; returns whether that was anything."""
-        freed = 0
-        for param in own_parameters(module):
-            if param.ds_status == self.not_available:
-                freed += self._gathered.pop(param.ds_id, 0)
-        self._gathered_bytes -= freed
-        return freed > 0
 
 
 _NEW = (1, 2)
@@ -486,7 +478,12 @@ class EngineSteps:
             outcome = Outcome.SKIPPED if was_skipped else Outcome.APPLIED
             self._write_precision(engine, number)
             if outcome is Outcome.APPLIED:
-                self._add_updated(engine)
+                # Adds the copy of stages 1 and 2 that brings the updated shard back to the device
+                record = self._engines.of(engine)
+                if record.offloads_optimizer and record.stage in (1, 2):
+                    name = "param_buffer_of_bit16_for_cpu_offload_groups"
+                    buffers = getattr(engine.optimizer, name, None) or ()
+                    self._transfers.add(Path.HOST_TO_DEVICE, sum(buffer.nbytes for buffer in buffers))
         self._steps.engine_step_ends(outcome, number, int(getattr(engine, "global_steps", 0)))
 
     def _write_precision(self, engine: Any, number: int) -> None:
@@ -503,11 +500,3 @@ class EngineSteps:
         self._context.emit(
             Kind.PRECISION, float_bits(scale), hysteresis, bits, norm is not None, group=number
         )
-
-    def _add_updated(self, engine: Any) -> None:
-        """Adds the copy of stages 1 and 2 that brings the updated shard back to the device."""
-        record = self._engines.of(engine)
-        if record.offloads_optimizer and record.stage in (1, 2):
-            name = "param_buffer_of_bit16_for_cpu_offload_groups"
-            buffers = getattr(engine.optimizer, name, None) or ()
-            self._transfers.add(Path.HOST_TO_DEVICE, sum(buffer.nbytes for buffer in buffers))
