@@ -107,7 +107,12 @@ def hangs_of(ranks: Iterable[Member], now_ns: int, recent: RecentCalls = no_call
             if age_ns > least_ns or hang.kind == HangKind.LEFT_MEMBER:  # it will not come
                 hanging.append(hang)
     # The order counts: the first hang of a group is kept, and must be the oldest
-    hanging = _mark_deadlocks(_oldest_of_groups(sorted(hanging, key=lambda h: -h.seconds)))
+    # What a group has in flight beside its first hang waits for it
+    by_group: dict[tuple[str, tuple[int, ...]], Hang] = {}
+    for hang in sorted(hanging, key=lambda h: -h.seconds):
+        # Sends and receives of other ranks do not wait for each other: each stays a hang of its own
+        by_group.setdefault((hang.group_id, hang.waiting if hang.sequence < 0 else ()), hang)
+    hanging = _mark_deadlocks(list(by_group.values()))
     hanging = [since_difference(hang, recent) for hang in hanging]
     return (*hanging, *_broken_off_hangs(members, {hang.group_id for hang in hanging}, recent))
 
@@ -155,15 +160,6 @@ def _is_alive_at(rank: Member, moment_ns: int, now_ns: int) -> bool:
         return rank.alive
     # A halted process writes no events, so its last one is old although it lived
     return rank.halt is not Halt.NONE or rank.last_event_ns >= moment_ns - _GONE_NS
-
-
-def _oldest_of_groups(hanging: Iterable[Hang]) -> list[Hang]:
-    """The first hang of each group: what a group has in flight beside it waits for it."""
-    by_group: dict[tuple[str, tuple[int, ...]], Hang] = {}
-    for hang in hanging:
-        # Sends and receives of other ranks do not wait for each other: each stays a hang of its own
-        by_group.setdefault((hang.group_id, hang.waiting if hang.sequence < 0 else ()), hang)
-    return list(by_group.values())
 
 
 def _broken_off_hangs(

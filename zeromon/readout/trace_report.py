@@ -448,7 +448,16 @@ def _device_memory_blocks(name: str, device: allocations.DeviceMemory) -> list[s
     else:
         blocks.append(f"{_memory_peak_text(device.peak)}\n{_held_table(device.peak.held)}")
     if device.ooms:
-        blocks.append(_failed_allocation_table(device))
+        rows = text_table(
+            device.ooms,
+            Column("where", lambda oom: allocations.stack_origin(oom.stack)),
+            Column("after", lambda oom: oom.seconds, SECONDS),
+            Column("asked for", lambda oom: oom.nbytes, BYTES),
+            Column("allocated", lambda oom: oom.allocated_bytes, BYTES),
+            Column("free", lambda oom: oom.device_free_bytes, BYTES),
+            cuts=[0],
+        )
+        blocks.append(f"Allocations that failed, and what the device had free\n{rows}")
     return blocks
 
 
@@ -497,16 +506,3 @@ def _held_table(holdings: Sequence[allocations.Holding]) -> str:
         tail = holdings[_MAX_HELD:]
         table += f"\n  and {human_bytes(sum(o.nbytes for o in tail))} of {len(tail):,} other stacks"
     return table
-
-
-def _failed_allocation_table(device: allocations.DeviceMemory) -> str:
-    rows = text_table(
-        device.ooms,
-        Column("where", lambda oom: allocations.stack_origin(oom.stack)),
-        Column("after", lambda oom: oom.seconds, SECONDS),
-        Column("asked for", lambda oom: oom.nbytes, BYTES),
-        Column("allocated", lambda oom: oom.allocated_bytes, BYTES),
-        Column("free", lambda oom: oom.device_free_bytes, BYTES),
-        cuts=[0],
-    )
-    return f"Allocations that failed, and what the device had free\n{rows}"

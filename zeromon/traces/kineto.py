@@ -158,7 +158,15 @@ def _list_chunks(content: Iterator[bytes], data: TraceData) -> Iterator[bytes]:
     for chunk in content:
         pending += chunk
         # Without the mark, an event of many chunks is searched from its begin at each of them
-        cut = _last_object_end(pending, max(0, searched - _REACH))
+        begin_at = max(0, searched - _REACH)
+        # Cuts after the last object that another object follows
+        # Near the end first: a boundary is nearly always there, and the rest need not be searched
+        cut, start = 0, max(begin_at, len(pending) - _REACH)
+        for boundary in _BETWEEN.finditer(pending, start):
+            cut = boundary.start() + 1
+        if not cut and start > begin_at:
+            for boundary in _BETWEEN.finditer(pending, begin_at):
+                cut = boundary.start() + 1
         if cut > 0:
             yield pending[:cut]
             pending = pending[cut:].lstrip(b", \r\n\t")
@@ -202,18 +210,6 @@ def _read_head_facts(head: bytes, data: TraceData) -> None:
     if device:
         gib = round(int(device.group(2)) / (1 << 30))
         data.device_name = f"{device.group(1).decode('utf-8', 'replace')} {gib}GB"
-
-
-def _last_object_end(pending: bytes, begin_at: int) -> int:
-    """Returns the offset after the last object that another object follows, from *begin_at*; else 0."""
-    # Near the end first: a boundary is nearly always there, and the rest need not be searched
-    cut, start = 0, max(begin_at, len(pending) - _REACH)
-    for boundary in _BETWEEN.finditer(pending, start):
-        cut = boundary.start() + 1
-    if not cut and start > begin_at:
-        for boundary in _BETWEEN.finditer(pending, begin_at):
-            cut = boundary.start() + 1
-    return cut
 
 
 def _padded_zero(number: re.Match[bytes]) -> bytes:

@@ -441,7 +441,11 @@ def draw_chart(plot: Plot, width: int, height: int) -> list[Line]:
         canvas.across(value, tone)
     for curve in reversed(plot.curves):  # draw the first curve last, on top
         canvas.draw(curve)
-    labels = _row_labels(plot, canvas)
+    labels = [" " * _LABEL] * canvas.rows
+    for value in plot.ticks or (plot.y[0], plot.y[1]):
+        row = canvas.row(value) >> 2
+        if not labels[row].strip():
+            labels[row] = f"{plot.axis(value):>6} "
     canvas_lines = [[(labels[row], "dim"), *canvas.spans(row)] for row in range(rows)]
     return [*canvas_lines, _draw_foot_line(plot, columns)]
 
@@ -523,15 +527,6 @@ def _trace_dot_columns(dots: Iterator[tuple[int, int]]) -> Iterator[tuple[int, i
                 yield x + step, min(previous_y, next_y), max(previous_y, next_y)
                 previous_y = next_y
         x, y = column, row
-
-
-def _row_labels(plot: Plot, canvas: _Canvas) -> list[str]:
-    labels = [" " * _LABEL] * canvas.rows
-    for value in plot.ticks or (plot.y[0], plot.y[1]):
-        row = canvas.row(value) >> 2
-        if not labels[row].strip():
-            labels[row] = f"{plot.axis(value):>6} "
-    return labels
 
 
 def _draw_foot_line(plot: Plot, columns: int) -> Line:

@@ -112,7 +112,15 @@ class Engines:
         record = self._engines.get(id(engine))
         # Another engine may have the address of a deleted one
         if record is None or record.ref() is not engine:
-            record = self._register_engine(engine)
+            key = id(engine)
+            # Else modules of a deleted engine at this address would pass for those of this one
+            self._forget_engine(key)
+            self._count += 1
+            record = Engine(self._count, engine, lambda _: self._forget_engine(key))
+            self._engines[key] = record
+            if record.stage == 3:
+                self._name_units(engine, record)
+            self._write_metadata(engine, record)
         return record
 
     def by_optimizer(self, optimizer: Any) -> Engine | None:
@@ -131,18 +139,6 @@ class Engines:
     def sub_module(self, module: Any) -> SubModule:
         """Returns what is known of *module*; its unit is 0 without parameters."""
         return self._modules.get(id(module), _NONE)
-
-    def _register_engine(self, engine: Any) -> Engine:
-        key = id(engine)
-        # Else modules of a deleted engine at this address would pass for those of this one
-        self._forget_engine(key)
-        self._count += 1
-        record = Engine(self._count, engine, lambda _: self._forget_engine(key))
-        self._engines[key] = record
-        if record.stage == 3:
-            self._name_units(engine, record)
-        self._write_metadata(engine, record)
-        return record
 
     def _forget_engine(self, key: int) -> None:
         dropped = self._engines.pop(key, None)
