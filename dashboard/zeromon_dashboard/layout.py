@@ -15,7 +15,6 @@ from zeromon.readout.figures import LAST_STEPS
 from zeromon.readout.text import clock, pause_seconds, pause_text
 from zeromon.readout.verdict import judge_run, state_beside, unanswered_verdict
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
-from zeromon.snapshot.run import About
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.pages import advice, communication, memory, overview, ranks, timeline, whatif
 from zeromon_dashboard.url_state import LASTS, MAX_RUNS, PAGES, Route
@@ -94,20 +93,17 @@ def _page_head_props(view: Known) -> Parts:
     else:
         state, colour = "live", "teal"
     judged = unanswered_verdict(run, view.age) if view.trouble and not run.ended else judge_run(run)
-    tone = COLOURS[judged.severity]
+    tone, note = COLOURS[judged.severity], view.about.note
+    tags = (dmc.Badge(t, variant="outline", color="gray", tt="none") for t in view.about.tags)
+    remarks = [dmc.Text(note, size="sm")] if note else []
     return {
         "health": {"children": str(judged.health), "color": _BADGES[judged.severity]},
         "cause": {"children": judged.cause, "c": tone if judged.severity in _LOUD else "inherit"},
         "facts": {"children": facts},
-        "about": {"children": _about_children(view.about)},
+        "about": {"children": [*tags, *remarks]},
         "state": {"children": state, "color": colour},
         "verdict": {"children": state_beside(judge_run(run).health, run)},
     }
-
-
-def _about_children(remarks: About) -> list[Any]:
-    tags = [dmc.Badge(tag, variant="outline", color="gray", tt="none") for tag in remarks.tags]
-    return [*tags, *([dmc.Text(remarks.note, size="sm")] if remarks.note else [])]
 
 
 def _run_facts_text(run: RunSnapshot, rank: RankSnapshot) -> str:

@@ -72,7 +72,6 @@ from zeromon.readout.preflight import Two
 from zeromon.readout.tables import Column, aligned_table, text_table
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
-from zeromon.snapshot import RunSnapshot
 
 FIELDS = ("micro_batch", "stage", "accumulation")
 Values = Mapping[str, str]
@@ -357,7 +356,8 @@ class _Search:
     def _check_batch(self, done: Trial) -> None:
         """Notes where the run's own micro-batch is another than what was set."""
         run = snapshot_or_none(done.run)
-        reported_size = reported_micro_batch(run) if run is not None else None
+        reported_sizes = map(micro_batch_of_rank, run.ranks if run is not None else ())
+        reported_size = next(filter(None, reported_sizes), None)
         if reported_size is not None and reported_size != done.micro_batch:
             self.notes.append(
                 f"the run reports a micro-batch of {reported_size}, where {done.micro_batch} was set"
@@ -521,8 +521,3 @@ def with_device_seconds(trial: Trial, steps_of_ranks: Sequence[tuple[Two, Two]])
         return replace(trial, seconds=None, seconds_error=None, exposed_seconds=None)
     (_, seconds), (_, exposed) = max(steps_of_ranks)
     return replace(trial, seconds=seconds, seconds_error=0.0, exposed_seconds=exposed)
-
-
-def reported_micro_batch(run: RunSnapshot) -> int | None:
-    """The micro-batch that the run itself reports."""
-    return next((size for rank in run.ranks if (size := micro_batch_of_rank(rank))), None)

@@ -47,7 +47,7 @@ from zeromon.cli.plan_setup import add_setup_arguments, read_run_snapshot, setup
 from zeromon.cli.terminal import show_json, show_text, show_working
 from zeromon.export.files import Progress
 from zeromon.memory import plan
-from zeromon.memory.plan import Point, Work, failed_point, point_of, work_of
+from zeromon.memory.plan import Point, Work, point_of, work_of
 from zeromon.memory.reconcile import micro_batch_of_rank
 from zeromon.memory.speeds import find_named_device
 from zeromon.readout.throughput import (
@@ -262,13 +262,14 @@ def _new_point(change: Change, options: argparse.Namespace, setup_of: SetupOf, w
         actions: Iterable[argparse.Action] = changed.setup_parser._actions
         action = next((a for a in actions if a.dest == dest and dest not in _NOT_SET), None)
         if action is None:
-            names = ", ".join(sorted(settable_names(changed.setup_parser)))
+            settable = (a.dest for a in actions if a.option_strings and a.dest not in _NOT_SET)
+            names = ", ".join(sorted(option.replace("_", "-") for option in settable))
             raise PlanError(f"{name!r} is no setting", hint=f"There are {names}.")
         setattr(changed, dest, _option_value(action, name, value))
     try:
         return point_of(change, setup_of(changed), work, changed.micro_batch or 0)
     except PlanError as error:
-        return failed_point(change, error)
+        return Point(change=change, setup=None, row=None, error=str(error))
 
 
 def _option_value(action: argparse.Action, name: str, typed: str) -> Any:
@@ -285,9 +286,3 @@ def _option_value(action: argparse.Action, name: str, typed: str) -> Any:
         choices = ", ".join(map(str, action.choices))
         raise PlanError(f"{name} is one of {choices}, not {typed!r}")
     return value
-
-
-def settable_names(parser: argparse.ArgumentParser) -> list[str]:
-    """The names that --set and --sweep take."""
-    names = [a.dest.replace("_", "-") for a in parser._actions if a.option_strings]
-    return [name for name in names if name.replace("-", "_") not in _NOT_SET]

@@ -145,7 +145,8 @@ class Application:
         )
         token = self._policy.token
         # GET only: the signature covers no body, so the proof of a read must not open an action
-        if request.method == "GET" and self._is_proved(environ, READ, _signed_target(environ), token):
+        target = f"{environ.get('PATH_INFO', '')}?{environ.get('QUERY_STRING', '')}".encode()
+        if request.method == "GET" and self._is_proved(environ, READ, target, token):
             request = replace(request, token=token)
         refused = access.refusal_of(request, self._policy)
         if refused is not None:
@@ -264,11 +265,6 @@ _SECTIONS: dict[str, Callable[[Past, Query], bytes]] = {
     "series": _encode_series,
 }
 """The name in a path and the method that answers it from a run's record."""
-
-
-def _signed_target(environ: Environ) -> bytes:
-    """The target of a signed read: the path and the query."""
-    return f"{environ.get('PATH_INFO', '')}?{environ.get('QUERY_STRING', '')}".encode()
 
 
 def target_groups(

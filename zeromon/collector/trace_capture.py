@@ -110,7 +110,9 @@ class Captures:
         }
         has_begun = any(answer.state != CaptureState.WAITING for answer in answers.values())
         waited = (now_ns - self._requested_ns) / 1e9
-        timeout = _SAVE_TIMEOUT_SECONDS if has_begun else _start_timeout_seconds(ranks)
+        # The ranks may take as long to reach the first step
+        longest = max((rank.steps.median_seconds or 0.0 for rank in ranks), default=0.0)
+        timeout = _SAVE_TIMEOUT_SECONDS if has_begun else max(_START_TIMEOUT_SECONDS, 20 * longest)
         alive = {rank.rank for rank in ranks if rank.status.alive}
         finished = {rank for rank, answer in answers.items() if answer.state.is_over}
         if any(rank in alive and rank not in finished for rank in capture.ranks) and waited < timeout:
@@ -176,12 +178,6 @@ class Captures:
     def busy(self) -> bool:
         """True if a capture is in progress."""
         return self.last is not None and self.last.is_open
-
-
-def _start_timeout_seconds(ranks: Sequence[RankSnapshot]) -> float:
-    """Returns how long the ranks may take to reach the first step, seconds."""
-    longest = max((rank.steps.median_seconds or 0.0 for rank in ranks), default=0.0)
-    return max(_START_TIMEOUT_SECONDS, 20 * longest)
 
 
 def _choose_ranks(

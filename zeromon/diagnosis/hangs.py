@@ -76,12 +76,9 @@ def as_member(rank: RankSnapshot) -> Member:
     )  # fmt: skip
 
 
-def no_calls(_: str) -> Sequence[CallHistory]:
-    """:data:`RecentCalls` where no history is known."""
-    return ()
-
-
-def hangs_of(ranks: Iterable[Member], now_ns: int, recent: RecentCalls = no_calls) -> tuple[Hang, ...]:
+def hangs_of(
+    ranks: Iterable[Member], now_ns: int, recent: RecentCalls = lambda _: ()
+) -> tuple[Hang, ...]:
     """The collectives that hang among *ranks*, whose times are by one clock at *now_ns*.
 
     Of ranks that have ended, those that hung when they ended.
@@ -103,7 +100,12 @@ def hangs_of(ranks: Iterable[Member], now_ns: int, recent: RecentCalls = no_call
             hang = _build_hang(members, living_ranks, inside, moment_ns)
             steps_ns = TIMES_A_STEP * _step_ns(members, inside)
             # Where nobody is left to come, ten seconds of patience only delay the finding
-            least_ns = steps_ns if _is_certain(hang) else max(MIN_HANG_NS, steps_ns)
+            # Not by the sizes of gathers, which NCCL allows to differ
+            differs = hang.kind is HangKind.MISMATCHED_OPERATIONS or (
+                hang.kind is HangKind.MISMATCHED_SIZES and hang.op != "all_gather"
+            )
+            is_certain = differs and set(hang.waiting) == set(hang.members)
+            least_ns = steps_ns if is_certain else max(MIN_HANG_NS, steps_ns)
             if age_ns > least_ns or hang.kind == HangKind.LEFT_MEMBER:  # it will not come
                 hanging.append(hang)
     # The order counts: the first hang of a group is kept, and must be the oldest
@@ -130,17 +132,6 @@ def _is_left_behind(members: Sequence[Member], inside: Mapping[int, InFlight]) -
     call = next(iter(inside.values()))
     absent_progress = (_progress_in(rank, call.group_id) for rank in members if rank.rank not in inside)
     return any(of is not None and of.sequence > call.sequence >= 0 for of in absent_progress)
-
-
-def _is_certain(hang: Hang) -> bool:
-    """Returns whether *hang* cannot end: all members are in it, and called different things.
-
-    Not by the sizes of gathers, which NCCL allows to differ.
-    """
-    differs = hang.kind is HangKind.MISMATCHED_OPERATIONS or (
-        hang.kind is HangKind.MISMATCHED_SIZES and hang.op != "all_gather"
-    )
-    return differs and set(hang.waiting) == set(hang.members)
 
 
 def _observed_ns(members: Sequence[Member], now_ns: int) -> int:

@@ -4,21 +4,16 @@ from typing import Final
 
 from zeromon.fold.collective_stats import CollectiveStats, OpTotals, size_bucket_index
 from zeromon.fold.state import MAX_IN_FLIGHT, NO_CALLS, Arrival, Call, RankState, folds_event
+from zeromon.ring.codes import Dtype, ExitKind, Flag, Kind, Op, Untimed
 from zeromon.ring.events import (
     OP,
     PHASE,
     Counted,
     Done,
-    Dtype,
-    ExitKind,
-    Flag,
     GroupSequence,
     Issued,
-    Kind,
-    Op,
     Raw,
     Stall,
-    Untimed,
     decode_record,
     pack_call_word,
 )
@@ -389,15 +384,17 @@ def in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
     """The oldest collectives in flight; of a rank that an exception ended, also the one that raised."""
     # where training stands still, it may wait for a thread that waits for other ranks
     background = bool(state.meta.get("stack"))
+    has_raised = state.exit is not None and state.exit.how == ExitKind.EXCEPTION
     records: list[Raw] = []
     for of_group in state.group_calls.values():
         records += of_group.in_flight.values()
         records += of_group.inferred.values()
         if background:
             records += of_group.background.values()
+        # A call that raised and was the newest of its group
+        if has_raised and of_group.failed[4] > 0 and of_group.failed[4] == of_group.last[4]:
+            records.append(of_group.failed)
     entries = [event for record in records if isinstance(event := decode_record(record), Issued)]
-    if state.exit is not None and state.exit.how == ExitKind.EXCEPTION:
-        entries += _raised_calls(state)
     rows = [
         InFlight(
             op=e.op.label, group=state.group_label(e.group), sequence=number,
@@ -408,16 +405,6 @@ def in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
         for number, e in _number_entries(state, [e for e in entries if e.group == group]).items()
     ]  # fmt: skip
     return tuple(sorted(rows, key=lambda row: row.issued_ns)[:_MAX_IN_FLIGHT])
-
-
-def _raised_calls(state: RankState) -> list[Issued]:
-    """The calls that raised and were the newest of their group."""
-    records = (
-        of_group.failed
-        for of_group in state.group_calls.values()
-        if of_group.failed[4] > 0 and of_group.failed[4] == of_group.last[4]
-    )
-    return [event for record in records if isinstance(event := decode_record(record), Issued)]
 
 
 def _number_entries(state: RankState, entries: list[Issued]) -> dict[int, Issued]:

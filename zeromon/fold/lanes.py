@@ -12,17 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zeromon.ring.events import (
-    BackwardComm,
-    Counted,
-    Done,
-    Event,
-    Flag,
-    Issued,
-    PhaseSpan,
-    Stall,
-    StepMark,
-)
+from zeromon.ring.codes import Flag
+from zeromon.ring.events import BackwardComm, Counted, Done, Event, Issued, PhaseSpan, Stall, StepMark
 from zeromon.ring.model_metadata import BACKGROUND
 from zeromon.ring.slices import RingEvents
 from zeromon.snapshot.step import Lanes, LaneSpan, LaneStep, LateArrival, Stream
@@ -194,7 +185,8 @@ def _whole_steps(ring: RingEvents, shift: int) -> dict[int, _Step]:
     """The whole steps of a ring by number, without the first: the ring may not hold its beginning."""
     by_number: dict[int, _Step] = {}
     pending: list[Event] | None = None
-    for event in _device_events(ring.events) if _is_on_device(ring) else ring.events:
+    on_device = any(isinstance(event, StepMark) and event.flags & Flag.DEVICE for event in ring.events)
+    for event in _device_events(ring.events) if on_device else ring.events:
         previous = next(reversed(by_number.values()), None)
         if isinstance(event, StepMark):
             continued = bool(event.flags & Flag.CONTINUED)
@@ -212,10 +204,6 @@ def _whole_steps(ring: RingEvents, shift: int) -> dict[int, _Step]:
         elif pending is not None:
             pending.append(event)
     return by_number
-
-
-def _is_on_device(ring: RingEvents) -> bool:
-    return any(isinstance(event, StepMark) and event.flags & Flag.DEVICE for event in ring.events)
 
 
 def _device_events(events: Iterable[Event]) -> Iterator[Event]:

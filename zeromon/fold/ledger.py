@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from zeromon.fold.state import LedgerSums, RankState, Silence
-from zeromon.ring.events import Activity, ExitKind, Phase, SetUp
+from zeromon.ring.codes import Activity, ExitKind, Phase, SetUp
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.host import ExtensionLock, HostMemory
 from zeromon.snapshot.ledger import ActivityRow, Cause, LedgerRow, sum_by_cause

@@ -22,7 +22,8 @@ from zeromon.fold.saved_totals import PathTotals
 from zeromon.fold.state import RankState, Spent, folds_event
 from zeromon.fold.steps import pipeline_summary_row, unit_rows
 from zeromon.memory.reconcile import expected_rows
-from zeromon.ring.events import AllocatedPeak, Loading, LoadingRead, Path, Phase
+from zeromon.ring.codes import Path, Phase
+from zeromon.ring.events import Loading, LoadingRead
 from zeromon.ring.model_metadata import (
     CompiledMetadata,
     GoalMetadata,
@@ -458,14 +459,13 @@ def _pause_reason(state: RankState, observed: Observed) -> str:
     return pause or (STARTS if starts else "")
 
 
-def _failed_allocation_count(counted: int, new: int) -> int:
-    """Allocations that failed: what the allocator has *counted*, -1 where unknown, and *new* ones."""
-    return max(0, counted) + new if new else counted
-
-
 def _device_memory_row(state: RankState) -> DeviceMemory | None:
     sample, device, peaks = state.memory, state.memory_peak, state.allocated_peaks
     peak = peaks[-1] if peaks else None
+    counted = device.ooms if device else -1
+    peak_phase = peak.phase.label if peak else ""
+    if peak and peak.phase == Phase.OTHER and peak.step == 1:
+        peak_phase = "setup"
     if sample is None:
         return None
     return DeviceMemory(
@@ -476,16 +476,12 @@ def _device_memory_row(state: RankState) -> DeviceMemory | None:
         capacity_bytes=device.capacity_bytes if device else -1,
         free_bytes=device.free_bytes if device else -1,
         retries=device.retries if device else -1,
-        ooms=_failed_allocation_count(device.ooms if device else -1, state.new_ooms),
+        ooms=max(0, counted) + state.new_ooms if state.new_ooms else counted,
         peak_bytes=peak.nbytes if peak else -1,
-        peak_phase=_phase_of_peak(peak) if peak else "",
+        peak_phase=peak_phase,
         peak_step=peak.step if peak else 0,
         peaks=tuple({peak.step: peak.nbytes for peak in peaks}.items()),
     )
-
-
-def _phase_of_peak(peak: AllocatedPeak) -> str:
-    return "setup" if peak.phase == Phase.OTHER and peak.step == 1 else peak.phase.label
 
 
 # ---- what watching costs a rank -----------------------------------------------------------------

@@ -419,7 +419,9 @@ def device_memory_risk(
     for cause, samples in ((RiskCause.FRAGMENTATION, reserved), (RiskCause.NON_TORCH, non_torch)):
         past_warm_up = [sample for sample in samples if sample[0] > _WARM_UP_STEPS]
         is_reserved = cause == RiskCause.FRAGMENTATION
-        limit = capacity_bytes if is_reserved else _room_for_others(recent, capacity_bytes)
+        # Contexts, NCCL and other processes may take what is beside the allocated peak
+        peak_bytes = 0 if is_reserved else max(s.allocated_bytes for s in recent[-20:])
+        limit = max(1, capacity_bytes - peak_bytes)
         trend = soonest_growth(past_warm_up, limit)
         # Reserved bytes follow allocated bytes that grow: that is no fragmentation
         if trend is None or (is_reserved and risk.cause == RiskCause.GROWTH):
@@ -436,11 +438,6 @@ def device_memory_risk(
     ):
         risk = replace(risk, ratio=0.6, cause=RiskCause.FRAGMENTATION, used_bytes=last_reserved)
     return risk
-
-
-def _room_for_others(recent: Sequence[StepSummary], capacity_bytes: int) -> int:
-    """Returns the bytes that contexts, NCCL and other processes may take beside the allocated peak."""
-    return max(1, capacity_bytes - max(s.allocated_bytes for s in recent[-20:]))
 
 
 def with_earlier_onset(risk: Risk, earlier: Risk | None, recent: Sequence[StepSummary]) -> Risk:

@@ -576,11 +576,6 @@ class Point:
         return self.row is not None and bool(self.row.memory.role(predict.ACTIVATION))
 
 
-def failed_point(change: Mapping[str, str], error: PlanError) -> Point:
-    """Returns the point of a setup that does not exist."""
-    return Point(change=change, setup=None, row=None, error=str(error))
-
-
 def point_of(change: Mapping[str, str], setup: Setup, work: Work, micro_batch: int = 0) -> Point:
     """Returns the prediction for *setup*; *micro_batch*: samples of a micro-step, 0: those of *work*."""
     prediction = predict_row(setup, setup.plan)

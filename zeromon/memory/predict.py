@@ -4,7 +4,7 @@ A prediction is a list of :class:`Term`: the plain arithmetic of ZeRO for each r
 terms, each with its cause. Model states follow Rajbhandari et al. 2020 (arXiv
 1910.02054, section 3 and figure 1), activations Korthikanti et al. 2022 (arXiv 2205.05198, equations
 1 to 6); where a framework allocates otherwise, the term follows the framework and has a cause.
-Memory is in bytes, sizes are in elements; roles have the names of :class:`zeromon.ring.events.Role`.
+Memory is in bytes, sizes are in elements; roles have the names of :class:`zeromon.ring.codes.Role`.
 """
 
 import math

@@ -111,20 +111,6 @@ def _replace_all_files(folder: Path, files: Mapping[str, bytes]) -> None:
         replace_file(folder / name, content)
 
 
-def _reserve_disk_space(file: Path, nbytes: int) -> None:
-    """Lets *file* take at least *nbytes* of the disk, as far as there is room."""
-    nbytes = max(nbytes, _MIN_RESERVED)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(OSError):
-        fd = os.open(file, flags, 0o600)
-        try:
-            if os.fstat(fd).st_size < nbytes:
-                # Not ftruncate(): a hole reserves no block of the disk
-                os.posix_fallocate(fd, 0, nbytes)
-        finally:
-            os.close(fd)
-
-
 def _mark_run_unfinished(run: RunSnapshot) -> RunSnapshot:
     """Returns the last snapshot of a record without an end: what its ranks do is not known."""
     outcome = f"{NOT_SEEN} the rest of the run"
@@ -212,7 +198,18 @@ class Store:
             if run.ended:
                 (folder / _RESERVE).unlink(missing_ok=True)
             else:
-                _reserve_disk_space(folder / _RESERVE, 2 * sum(map(len, files.values())))
+                nbytes = 2 * sum(map(len, files.values()))
+                # Takes at least twice the bytes of the disk, as far as there is room
+                nbytes = max(nbytes, _MIN_RESERVED)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                with suppress(OSError):
+                    fd = os.open(folder / _RESERVE, flags, 0o600)
+                    try:
+                        if os.fstat(fd).st_size < nbytes:
+                            # Not ftruncate(): a hole reserves no block of the disk
+                            os.posix_fallocate(fd, 0, nbytes)
+                    finally:
+                        os.close(fd)
 
     def free_name(self, run: str, started_wall: float) -> str:
         """Returns *run*, or *run*-2, ...: a name that no other run's record has."""

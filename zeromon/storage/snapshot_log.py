@@ -347,7 +347,7 @@ class Record:
         if not changed:
             return
         path = self._folder / _FINDINGS
-        with open(path, "ab", opener=paths.open_private_file) as file:
+        with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             if file.tell() < _MAX_FINDINGS_BYTES:
                 file.write(b"".join(_LINES.encode(finding) + b"\n" for finding in changed))
 

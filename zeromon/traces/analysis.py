@@ -19,8 +19,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from zeromon.memory.speeds import find_named_device, peak_flops
-from zeromon.ring.codes import ITEM_BYTES, operation_by_name
-from zeromon.ring.events import Op
+from zeromon.ring.codes import ITEM_BYTES, Op, operation_by_name
 from zeromon.snapshot.communication import busbw, overlap_ratio
 from zeromon.snapshot.intervals import Interval, common_set, set_length, subtract_set, union_set
 from zeromon.traces.critical import CriticalPath

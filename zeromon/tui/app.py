@@ -17,7 +17,7 @@ from textual.screen import Screen
 from zeromon.base.errors import ZeromonError
 from zeromon.readout.report import render_run
 from zeromon.readout.verdict import Verdict, judge_run
-from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.focus import nearest_oom
 from zeromon.snapshot.levels import Severity
 from zeromon.snapshot.run import FleetNode
@@ -206,8 +206,10 @@ class ZeromonApp(App[int]):
         """Makes the view model anew, and draws it."""
         state, run = self._known, self._run_to_show()
         if state is not None and run is not None:
+            test = parse_rank_filter(self.rank_filter)
+            ranks = run.ranks if test is None else tuple(filter(test, run.ranks))
             self.model = ViewModel(
-                run=run, ranks=self._ranks_by_filter(run), look=self.look, trends=self._trends,
+                run=run, ranks=ranks, look=self.look, trends=self._trends,
                 marks=tuple(self._marks.all), log=state.entries, rank_filter=self.rank_filter,
                 chosen=self._chosen, newest_wall=state.last.newest.taken_wall, span=state.last.span,
                 paused=self._head.paused, replay=self._head.replay is not None,
@@ -229,10 +231,6 @@ class ZeromonApp(App[int]):
         with suppress(ScreenStackError):
             return self.screen if isinstance(self.screen, View) else None
         return None
-
-    def _ranks_by_filter(self, run: RunSnapshot) -> tuple[RankSnapshot, ...]:
-        test = parse_rank_filter(self.rank_filter)
-        return run.ranks if test is None else tuple(rank for rank in run.ranks if test(rank))
 
     def _show_snapshot_age(self) -> None:
         view = self._view()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zeromon.ring.events import Activity, Flag, Kind, Phase
+from zeromon.ring.codes import Activity, Flag, Kind, Phase
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services
 from zeromon_agents.hooks.fsdp1 import WRAPPER
 from zeromon_agents.runtime.around import RAISED, SKIP, around

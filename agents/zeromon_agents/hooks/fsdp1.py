@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from zeromon.ring.events import UnitEvent
+from zeromon.ring.codes import UnitEvent
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Offload, Sharding, Strategy, fsdp1_strategy
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zeromon.ring.events import Kind, StageAction
+from zeromon.ring.codes import Kind, StageAction
 from zeromon_agents.hooks.backend import Backend, ImportHook
 from zeromon_agents.hooks.dimensions import STAGE
 from zeromon_agents.runtime.around import SKIP, around
@@ -209,11 +209,9 @@ class Pipelining(Backend):
 
     def _place(self, stage: Any, *_: Any, **__: Any) -> None:
         """Assigns to *stage* what is sent, received or reduced from here on."""
-        self.context.unit = self.units.id_of(stage, _stage_unit)
-
-
-def _stage_unit(stage: Any) -> tuple[str, dict[str, Any]]:
-    return f"stage {stage.stage_index}", {"kind": "pipeline"}
+        self.context.unit = self.units.id_of(
+            stage, lambda s: (f"stage {s.stage_index}", {"kind": "pipeline"})
+        )
 
 
 def _is_wrapped(module: Any) -> bool:

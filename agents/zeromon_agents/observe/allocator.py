@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zeromon.ring.codes import Phase
-from zeromon.ring.events import Kind
+from zeromon.ring.codes import Kind, Phase
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.accelerator import ASYNC, UNCACHED, Accelerator
 from zeromon_agents.runtime.guard import Guard

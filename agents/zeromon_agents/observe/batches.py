@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.codes import Phase
-from zeromon.ring.events import Kind, Padding
+from zeromon.ring.codes import Kind, Padding, Phase
 from zeromon.ring.model_metadata import ProcessMetadata
 from zeromon_agents.runtime.around import Patches, around
 from zeromon_agents.runtime.hook_context import OFF, HookContext

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from zeromon.ring.events import Kind, TrialState
+from zeromon.ring.codes import Kind, TrialState
 from zeromon.ring.trial_words import LEASE_SECONDS, MARGIN, REQUEST, WORD, WORDS, Change, Plan
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.observe.torch_roles import Models, fsdp2_groups, param_groups

@@ -10,7 +10,7 @@ from collections import defaultdict
 from functools import partial
 from typing import Any
 
-from zeromon.ring.events import Kind, Path
+from zeromon.ring.codes import Kind, Path
 from zeromon_agents.runtime.around import RAISED, Patches, around
 from zeromon_agents.runtime.hook_context import OFF, HookContext
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.events import Kind, Scalar, float_bits
+from zeromon.ring.codes import Kind, Scalar
+from zeromon.ring.events import float_bits
 from zeromon.ring.model_metadata import ProcessMetadata
 from zeromon_agents.observe.accelerator import Accelerator, current_accelerator
 from zeromon_agents.observe.step import Steps, known_number

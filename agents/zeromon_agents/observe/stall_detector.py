@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.codes import ITEM_BYTES, operation_by_name
-from zeromon.ring.events import Flag, Kind, Op, Phase, Untimed, pack_head, pack_place
+from zeromon.ring.codes import ITEM_BYTES, Flag, Kind, Op, Phase, Untimed, operation_by_name
+from zeromon.ring.events import pack_head, pack_place
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import Group, sequence_number, text_of
 from zeromon_agents.observe import accelerator

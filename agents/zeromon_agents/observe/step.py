@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.events import Flag, Kind, Outcome, Phase
+from zeromon.ring.codes import Flag, Kind, Outcome, Phase
 from zeromon.ring.model_metadata import LoaderMetadata
 from zeromon_agents.observe.batches import Batches, Beginnings, Evaluation
 from zeromon_agents.observe.process_metadata import Goal, autocast_dtype, process_start_ns
@@ -270,7 +270,20 @@ class Steps:
         for hook in self.on_loss:  # a pipeline infers shapes from uninitialized memory
             hook(() if self._in_pipeline else tensors)
         if self._loader_settings:
-            self._write_loader()
+            # Written when backward begins, and again only when they differ: a loader that no backward
+            # follows is one of an evaluation. A script makes a new iterator each epoch, and may
+            # alternate between two loaders, so the number of records is bounded.
+            last_written = self._loader_written
+            # Where batches differ in length, 0 stays: each length would take one of the bounded records
+            same_length = last_written.get("length", self._length) == self._length
+            loader: LoaderMetadata = {
+                **self._loader_settings,
+                "length": self._length if same_length else 0,
+            }
+            if loader != last_written and self._loader_records < _MAX_LOADER_RECORDS:
+                self._loader_written = loader
+                self._loader_records += 1
+                self._context.add_metadata(loader=loader)
             self.beginnings.batch_trained()
             self.goal.batch_trained(self._loader())
 
@@ -564,18 +577,3 @@ class Steps:
             "batch_size": size if isinstance(size, int) else 0,
             "sampler": "" if sampler is None else type(sampler).__name__,
         }
-
-    def _write_loader(self) -> None:
-        """Writes the loader's settings when backward begins, and again only when they differ.
-
-        A loader that no backward follows is one of an evaluation. A script makes a new iterator each
-        epoch, and may alternate between two loaders, so the number of records is bounded.
-        """
-        last_written = self._loader_written
-        # Where batches differ in length, 0 stays: each length would take one of the bounded records
-        same_length = last_written.get("length", self._length) == self._length
-        loader: LoaderMetadata = {**self._loader_settings, "length": self._length if same_length else 0}
-        if loader != last_written and self._loader_records < _MAX_LOADER_RECORDS:
-            self._loader_written = loader
-            self._loader_records += 1
-            self._context.add_metadata(loader=loader)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zeromon.ring.events import Kind, TraceState
+from zeromon.ring.codes import Kind, TraceState
 from zeromon.ring.files import replacing_file
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.step import Steps

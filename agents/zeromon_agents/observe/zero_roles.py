@@ -7,7 +7,7 @@ role out.
 from collections.abc import Iterator
 from typing import Any
 
-from zeromon.ring.events import Role
+from zeromon.ring.codes import Role
 from zeromon.ring.masking import MASK, is_secret_name, mask_words
 from zeromon_agents.observe.census import Claims, OnDisk
 

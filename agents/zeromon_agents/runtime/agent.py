@@ -26,7 +26,7 @@ import torch
 from zeromon import __version__
 from zeromon.ring import paths
 from zeromon.ring.buffer import RingWriter
-from zeromon.ring.events import ExitKind, Flag, Kind, Phase
+from zeromon.ring.codes import ExitKind, Flag, Kind, Phase
 from zeromon.ring.files import try_lock_file
 from zeromon.ring.masking import mask_words
 from zeromon.ring.model_metadata import INSTALLED

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Phase, pack_head, pack_place
+from zeromon.ring.codes import Flag, Kind, Phase
+from zeromon.ring.events import RECORD_SIZE, pack_head, pack_place
 from zeromon.ring.model_metadata import BACKGROUND
 from zeromon_agents.runtime.guard import Guard
 

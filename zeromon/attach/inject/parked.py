@@ -139,7 +139,15 @@ def plant_code(target: Target, code: str, resolve: Callable[[int], Target]) -> t
     try:
         if resolve(target.pid) != target:
             raise replaced_error(target.pid)
-        _claim_padding(target, memory)
+        # The padding must be empty, or of an injection that has ended
+        content = os.pread(memory, target.room, target.padding)
+        if content.strip(b"\0") and not content.startswith(_MAGIC):
+            raise AttachRefused(f"something else has put code into process {target.pid}")
+        if not wait_until_true(lambda: not waits_for_interpreter(target.pid), 1.0):
+            raise AttachRefused(
+                f"an earlier attach still waits for the interpreter of process {target.pid}",
+                "C code holds its interpreter's lock; try again later. py-spy dump shows the stacks.",
+            )
         deadline = time.monotonic() + _TRIES_SECONDS
         while True:
             for thread in parked_threads(target):
@@ -159,18 +167,6 @@ def plant_code(target: Target, code: str, resolve: Callable[[int], Target]) -> t
                 raise AttachRefused(f"no thread of process {target.pid} stayed parked long enough")
     finally:
         os.close(memory)
-
-
-def _claim_padding(target: Target, memory: int) -> None:
-    """The padding must be empty, or of an injection that has ended."""
-    content = os.pread(memory, target.room, target.padding)
-    if content.strip(b"\0") and not content.startswith(_MAGIC):
-        raise AttachRefused(f"something else has put code into process {target.pid}")
-    if not wait_until_true(lambda: not waits_for_interpreter(target.pid), 1.0):
-        raise AttachRefused(
-            f"an earlier attach still waits for the interpreter of process {target.pid}",
-            "C code holds its interpreter's lock; try again later. py-spy dump shows the stacks.",
-        )
 
 
 def parked_threads(target: Target) -> list[ParkedThread]:

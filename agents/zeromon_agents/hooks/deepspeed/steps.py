@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from zeromon.ring.events import Flag, Kind, Outcome, Path, UnitEvent, float_bits
+from zeromon.ring.codes import Flag, Kind, Outcome, Path, UnitEvent
+from zeromon.ring.events import float_bits
 from zeromon.ring.model_metadata import PERSISTENT, ModelMetadata
 from zeromon.ring.strategy import Offload, Strategy, deepspeed_strategy
 from zeromon_agents.hooks.backend import Services
@@ -182,7 +183,7 @@ class Engines:
         try:
             built_bytes = self.built_bytes.pop(id(engine), None)
             is_half = bool(engine.bfloat16_enabled() or engine.fp16_enabled())
-            metadata["model"] = {
+            model: ModelMetadata = {
                 **_model_of(engine.module, engine._config, int(engine.dp_world_size), is_half=is_half),
                 **model_metadata.of_optimizer(engine.optimizer),
                 "compute_dtype": _dtype_of(engine),
@@ -190,6 +191,7 @@ class Engines:
                 "accumulation": int(engine.gradient_accumulation_steps()),
                 "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
             }
+            metadata["model"] = model
         except Guard.CAUGHT as error:  # likewise: no prediction then
             self._context.guard.note(error, "model metadata")
         for section in ("offload_optimizer", "offload_param"):
