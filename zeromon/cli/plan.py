@@ -186,11 +186,7 @@ def setup_source(options: argparse.Namespace, run: RunSnapshot | None) -> tuple[
     if run is None:
         return setup_from_model, work_of(setup_from_model(options))
     base = plan.of_run(run)
-    return lambda changed: setup_of_run(run, changed, base), work_of_run(run, base, options)
-
-
-def work_of_run(run: RunSnapshot, base: plan.Setup, options: argparse.Namespace) -> Work:
-    """The work of a sample of *run*; a micro-batch of unknown size counts as one sample."""
+    # A micro-batch of unknown size counts as one sample
     rank = next(rank for rank in run.ranks if rank.config.models)
     size = micro_batch_of_rank(rank) or 1
     micro_batches = base.plan.ranks * base.plan.accumulation
@@ -201,7 +197,7 @@ def work_of_run(run: RunSnapshot, base: plan.Setup, options: argparse.Namespace)
     peak = device_peak(rank)
     if device is not None:
         peak = device.flops(base.plan.precision.compute_bytes)
-    return Work(
+    return lambda changed: setup_of_run(run, changed, base), Work(
         tokens=per_sample,
         flops=per_sample * flops if per_sample is not None and isinstance(flops, float) else None,
         peak=peak if isinstance(peak, float) else None,

@@ -231,7 +231,24 @@ def _device_events(events: Iterable[Event]) -> Iterator[Event]:
 
 def _add_event(ring: RingEvents, step: _Step, event: Event, shift: int) -> None:
     """Adds an event to its step, and counts it as the fold does."""
-    drawn = _lane_spans(ring, event, step.step, shift)
+    # A wait is the exposed part of its collective
+    by_kind = {kind: (t0, t1, name, args) for kind, t0, t1, name, args in event_spans(ring, event)}
+    waited = by_kind.pop(WAITS, None)
+    drawn: list[tuple[LaneSpan, _Key | None]] = []
+    for kind in (SPENT, SPENT_ON_DEVICE, COMMUNICATION):
+        if kind not in by_kind:
+            continue
+        begin_ns, end_ns, name, args = by_kind[kind]
+        unit = str(args.get("unit", ""))
+        span = LaneSpan(
+            rank=ring.rank, step=step.step, name=name, unit=unit, group=str(args.get("group", "")),
+            stream=_lane_stream(event, kind, unit),
+            begin_ns=begin_ns + shift, end_ns=max(begin_ns, end_ns) + shift,
+            exposed_ns=max(0, waited[1] - waited[0]) if waited else 0,
+            nbytes=int(args.get("bytes", 0)),
+            on_device=isinstance(event, Done) and bool(event.flags & Flag.DEVICE),
+        )  # fmt: skip
+        drawn.append((span, _collective_key(ring, event)))
     step.spans += drawn
     if isinstance(event, Counted):
         step.collectives += event.calls
@@ -244,30 +261,6 @@ def _add_event(ring: RingEvents, step: _Step, event: Event, shift: int) -> None:
         step.collectives += not event.flags & Flag.INFERRED
     elif isinstance(event, Done):
         step.timed += any(span.stream is Stream.COMMUNICATION for span, _ in drawn)
-
-
-def _lane_spans(
-    ring: RingEvents, event: Event, step: int, shift: int
-) -> list[tuple[LaneSpan, _Key | None]]:
-    """The spans of an event; a wait is the exposed part of its collective."""
-    by_kind = {kind: (t0, t1, name, args) for kind, t0, t1, name, args in event_spans(ring, event)}
-    waited = by_kind.pop(WAITS, None)
-    lane_spans: list[tuple[LaneSpan, _Key | None]] = []
-    for kind in (SPENT, SPENT_ON_DEVICE, COMMUNICATION):
-        if kind not in by_kind:
-            continue
-        begin_ns, end_ns, name, args = by_kind[kind]
-        unit = str(args.get("unit", ""))
-        span = LaneSpan(
-            rank=ring.rank, step=step, name=name, unit=unit, group=str(args.get("group", "")),
-            stream=_lane_stream(event, kind, unit),
-            begin_ns=begin_ns + shift, end_ns=max(begin_ns, end_ns) + shift,
-            exposed_ns=max(0, waited[1] - waited[0]) if waited else 0,
-            nbytes=int(args.get("bytes", 0)),
-            on_device=isinstance(event, Done) and bool(event.flags & Flag.DEVICE),
-        )  # fmt: skip
-        lane_spans.append((span, _collective_key(ring, event)))
-    return lane_spans
 
 
 def _lane_stream(event: Event, kind: int, unit: str) -> Stream:

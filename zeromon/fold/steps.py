@@ -231,7 +231,23 @@ def record_timed_step(state: RankState, e: events.StepMark, window: Window) -> N
     state.phase_ns = [a + b for a, b in zip(state.phase_ns, window.phase_ns, strict=True)]
     state.phase_ns[_OTHER] += max(0, spent_ns - sum(window.phase_ns[1:]))
     if continued and previous:
-        state.history[-1] = _merge_summaries(previous, summary)
+        # Two optimizers of the same step have one summary
+        sums: dict[str, Any] = {n: getattr(previous, n) + getattr(summary, n) for n in _SUMMED}
+        peaks: dict[str, Any] = {n: max(getattr(previous, n), getattr(summary, n)) for n in _PEAKS}
+        # Not strict: a part without the split by phase leaves the whole step without it
+        exposed = zip(previous.phase_exposed_ns, summary.phase_exposed_ns, strict=False)
+        state.history[-1] = replace(
+            previous,
+            **sums,
+            **peaks,
+            end_ns=summary.end_ns,
+            phase_ns=tuple(a + b for a, b in zip(previous.phase_ns, summary.phase_ns, strict=True)),
+            phase_exposed_ns=tuple(a + b for a, b in exposed),
+            launch_ns=tuple(a + b for a, b in zip(previous.launch_ns, summary.launch_ns, strict=False)),
+            skipped=previous.skipped or summary.skipped,
+            loss=summary.loss if summary.loss is not None else previous.loss,
+            grad_norm=summary.grad_norm if summary.grad_norm is not None else previous.grad_norm,
+        )
         if state.last_windows:
             window.follow(state.last_windows.pop())
     else:
@@ -308,26 +324,6 @@ _SUMMED = (
 _PEAKS = (
     "allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes", "samples", "tokens",
 )  # fmt: skip
-
-
-def _merge_summaries(earlier: StepSummary, later: StepSummary) -> StepSummary:
-    """Returns one summary of two optimizers of the same step."""
-    sums: dict[str, Any] = {n: getattr(earlier, n) + getattr(later, n) for n in _SUMMED}
-    peaks: dict[str, Any] = {n: max(getattr(earlier, n), getattr(later, n)) for n in _PEAKS}
-    # Not strict: a part without the split by phase leaves the whole step without it
-    exposed = zip(earlier.phase_exposed_ns, later.phase_exposed_ns, strict=False)
-    return replace(
-        earlier,
-        **sums,
-        **peaks,
-        end_ns=later.end_ns,
-        phase_ns=tuple(a + b for a, b in zip(earlier.phase_ns, later.phase_ns, strict=True)),
-        phase_exposed_ns=tuple(a + b for a, b in exposed),
-        launch_ns=tuple(a + b for a, b in zip(earlier.launch_ns, later.launch_ns, strict=False)),
-        skipped=earlier.skipped or later.skipped,
-        loss=later.loss if later.loss is not None else earlier.loss,
-        grad_norm=later.grad_norm if later.grad_norm is not None else earlier.grad_norm,
-    )
 
 
 def _pair_control_step(state: RankState) -> None:

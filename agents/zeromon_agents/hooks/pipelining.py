@@ -98,7 +98,12 @@ class Pipelining(Backend):
         if not schedule._has_backward:  # an evaluation
             return None
         if self._write_description(describe_schedule(schedule)):
-            self._register_stages(_rank_stages(schedule))
+            # The models that no wrapper registers, in place of those before
+            self.models.forget(module for ref in self._models if (module := ref()) is not None)
+            modules = [stage.submod for stage in _rank_stages(schedule) if not _is_wrapped(stage.submod)]
+            for module in modules:
+                self.models.register_module(module)
+            self._models = [weakref.ref(module) for module in modules]
         return time.monotonic_ns()
 
     def _write_description(self, described: dict[str, Any]) -> bool:
@@ -110,14 +115,6 @@ class Pipelining(Backend):
             self._number += 1
             self.context.add_metadata(pipeline=described)
         return is_new
-
-    def _register_stages(self, stages: Iterable[Any]) -> None:
-        """Registers the models of *stages* that no wrapper registers, in place of those before."""
-        self.models.forget(module for ref in self._models if (module := ref()) is not None)
-        modules = [stage.submod for stage in stages if not _is_wrapped(stage.submod)]
-        for module in modules:
-            self.models.register_module(module)
-        self._models = [weakref.ref(module) for module in modules]
 
     def _call_ends(self, from_ns: int | None, _: Any, schedule: Any, *__: Any) -> None:
         self._end_call(from_ns, schedule._n_microbatches)
