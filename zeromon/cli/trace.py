@@ -204,7 +204,7 @@ def _await_capture(source: LiveSource, number: int) -> Capture:
         if not capture.is_open:
             show_progress("")
             return capture
-        message = capture_text(capture, max((rank.steps.last_step for rank in run.ranks), default=0))
+        message = capture_text(capture, run.last_step)
         if message != last_message:
             (show_progress if sys.stderr.isatty() else tell_user)(message)
             last_message = message

@@ -114,7 +114,7 @@ def _follow_trial(source: LiveSource, number: int, *, renews: bool = True) -> Tr
         if trial is not None and not trial.is_open:
             return trial
         if trial is not None:
-            message = progress_text(trial, max((rank.steps.last_step for rank in run.ranks), default=0))
+            message = progress_text(trial, run.last_step)
             if message != last_message:
                 show_progress(message)
             last_message = message

@@ -319,7 +319,7 @@ def _summarize_run(run: RunSnapshot) -> dict[str, Any]:
         "detached": run.detached,
         "ranks": len(run.ranks),
         "pids": [rank.pid for rank in run.ranks],
-        "step": max((rank.steps.last_step for rank in run.ranks), default=0),
+        "step": run.last_step,
         "started": run.started_wall,
         "command": list(run.command),
     }

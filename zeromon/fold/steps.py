@@ -170,8 +170,7 @@ def _end_host_step(state: RankState, e: events.StepMark) -> None:
     state.unit = 0
     reshard_all_units(state)
     forget_ended_calls(state, e.start_ns)
-    # Takes the bandwidths of the step that has ended, and lets their sums forget a fifth of
-    # it
+    # Takes the bandwidths of the step that has ended, and lets their sums forget a fifth of it
     for (op, group), totals in state.ops.items():
         bandwidth = totals.recent_bus_bandwidth(op, state.group_size(group))
         totals.best_busbw = max(totals.best_busbw, bandwidth or 0.0)

@@ -148,7 +148,7 @@ def manifest_of_run(run: RunSnapshot) -> Manifest:
         strategy=first_rank.strategy if first_rank else "",
         device=first_rank.device if first_rank else "",
         ranks=len(run.ranks),
-        steps=max((rank.steps.last_step for rank in run.ranks), default=0),
+        steps=run.last_step,
         step_seconds=max(seconds, default=None),
         exposed_ratio=highest_exposed_ratio(run.ranks),
         memory_bytes=max(reserved or [rank.memory.rss_bytes for rank in run.ranks], default=-1),
@@ -198,9 +198,8 @@ class Store:
             if run.ended:
                 (folder / _RESERVE).unlink(missing_ok=True)
             else:
-                nbytes = 2 * sum(map(len, files.values()))
-                # Takes at least twice the bytes of the disk, as far as there is room
-                nbytes = max(nbytes, _MIN_RESERVED)
+                # As far as there is room on the disk
+                nbytes = max(2 * sum(map(len, files.values())), _MIN_RESERVED)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
                 with suppress(OSError):
                     fd = os.open(folder / _RESERVE, flags, 0o600)

@@ -384,7 +384,7 @@ class ZeromonApp(App[int]):
         if self.model is None:
             return
         marked_wall = self.model.run.taken_wall
-        step = max((rank.steps.last_step for rank in self.model.run.ranks), default=0)
+        step = self.model.run.last_step
 
         def keep_mark(description: str | None) -> None:
             if description is None:

@@ -149,7 +149,7 @@ def _capture_events(previous: RunSnapshot | None, run: RunSnapshot) -> _Events:
     elif new.state == CaptureState.FAILED:
         yield f"trace {new.number} failed: {new.note}", "warn"
     elif new.is_open:
-        yield capture_text(new, max((rank.steps.last_step for rank in run.ranks), default=0)), ""
+        yield capture_text(new, run.last_step), ""
 
 
 # ---- moments that the user marked ---------------------------------------------------------------
