@@ -181,17 +181,7 @@ class Engines:
         except Guard.CAUGHT as error:  # another version's configuration: shown as unknown
             self._context.guard.note(error, "settings")
         try:
-            built_bytes = self.built_bytes.pop(id(engine), None)
-            is_half = bool(engine.bfloat16_enabled() or engine.fp16_enabled())
-            model: ModelMetadata = {
-                **_model_of(engine.module, engine._config, int(engine.dp_world_size), is_half=is_half),
-                **model_metadata.of_optimizer(engine.optimizer),
-                "compute_dtype": _dtype_of(engine),
-                **({} if built_bytes is None else {"built_bytes": built_bytes}),
-                "accumulation": int(engine.gradient_accumulation_steps()),
-                "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
-            }
-            metadata["model"] = model
+            metadata["model"] = engine_model(engine, self.built_bytes.pop(id(engine), None))
         except Guard.CAUGHT as error:  # likewise: no prediction then
             self._context.guard.note(error, "model metadata")
         for section in ("offload_optimizer", "offload_param"):
@@ -221,6 +211,19 @@ def own_parameters(module: Any) -> list[Any]:
         return list(module.parameters())
     # Not by name: the ZeROOrderedDict of stage 3 gathers what is looked up
     return [param for param in dict.fromkeys(module._parameters.values()) if param is not None]
+
+
+def engine_model(engine: Any, built_bytes: int | None = None) -> ModelMetadata:
+    """Returns the model metadata of an existing engine; *built_bytes*: what its rank built whole."""
+    is_half = bool(engine.bfloat16_enabled() or engine.fp16_enabled())
+    return {
+        **_model_of(engine.module, engine._config, int(engine.dp_world_size), is_half=is_half),
+        **model_metadata.of_optimizer(engine.optimizer),
+        "compute_dtype": _dtype_of(engine),
+        **({} if built_bytes is None else {"built_bytes": built_bytes}),
+        "accumulation": int(engine.gradient_accumulation_steps()),
+        "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
+    }
 
 
 def _dtype_of(engine: Any) -> str:
