@@ -13,7 +13,8 @@ from zeromon.fold.collective_stats import CollectiveStats, OpTotals
 from zeromon.fold.fold import fold_event
 from zeromon.fold.state import Arrival, RankState
 from zeromon.fold.summarize import summarize_rank
-from zeromon.ring.events import Done, Event, Flag, HostSample, Issued, Op, Phase, PhaseSpan, StepMark
+from zeromon.ring.codes import Flag, Op, Phase
+from zeromon.ring.events import Done, Event, HostSample, Issued, PhaseSpan, StepMark
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, StepSummary

@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from virtual_device import Group, VirtualDevice, Work, exposed
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Done, Flag, Issued, Stall, decode_record, pack_place
+from zeromon.ring.codes import Flag
+from zeromon.ring.events import Done, Issued, Stall, decode_record, pack_place
 from zeromon_agents.hooks import process_groups
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import PAYLOADS

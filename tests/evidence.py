@@ -8,7 +8,7 @@ from typing import Any
 from builders import MS, changed, device_memory, pipelined, rank, run, short_of_cpus, summary
 
 from zeromon.diagnosis.engine import advise
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.snapshot import CollectiveStatsRow, Finding, RankSnapshot
 from zeromon.snapshot.communication import Dimension, Links
 from zeromon.snapshot.host import Device, HostMemory, WorkerMemory

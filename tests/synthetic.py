@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import Dtype, Flag, Kind, Op, Phase, pack_head, pack_place
+from zeromon.ring.codes import Dtype, Flag, Kind, Op, Phase
+from zeromon.ring.events import pack_head, pack_place
 
 COLLECTIVES_A_STEP = 40
 RECORDS_A_STEP = 2 * COLLECTIVES_A_STEP + 5

@@ -137,12 +137,12 @@ class Guard:
                 elif message["status"] == 500 and (path in _BY_PAGES or _is_dash_script(path)):
                     # Dash raises for a script that it does not have, and for what no page sends
                     message["status"] = 400 if path in _BY_PAGES else 404
-                message["headers"] = [*headers, *self._headers(path)]
+                message["headers"] = [*headers, *self._security_headers(path)]
             await send(message)
 
         return send_with_headers
 
-    def _headers(self, path: str) -> list[tuple[bytes, bytes]]:
+    def _security_headers(self, path: str) -> list[tuple[bytes, bytes]]:
         if path.startswith("/report/"):
             # a document with its own scripts inside: a sandbox gives it an origin of its own
             policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "

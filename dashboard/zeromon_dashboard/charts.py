@@ -306,7 +306,10 @@ def _chart_of_spec(
     traces = {name: reduce_points(*trace) for name, trace in traces_by_rank(series, column).items()}
     summed = spec.shared and MOST not in series["rank"]
     if summed and len(set(series["rank"])) > 1:
-        traces = {"sum": reduce_points(*_sum_trace(series, column)), **traces}
+        # The sum over the ranks of each step that all of them have taken
+        ranks, by_step = len(set(series["rank"])), _values_by_step(series["step"], column)
+        complete = {step: sum(values) for step, values in by_step.items() if len(values) == ranks}
+        traces = {"sum": reduce_points(list(complete), list(complete.values())), **traces}
     if len(set(series["rank"])) == 1:
         for name, read_other in spec.beside:
             traces[name] = reduce_points(series["step"], _column_of(rows, read_other, scale))
@@ -318,13 +321,6 @@ def _chart_of_spec(
     marks = limit_marks_of(spec, limit) if summed or not spec.shared else ()
     top = max(_top_of_axis(series["step"], column), *(_top_of_axis(*trace) for trace in traces.values()))
     return Chart(title, unit, traces, top, marks, steps)
-
-
-def _sum_trace(series: Series, column: Sequence[float | None]) -> Trace:
-    """The sum over the ranks of each step that all of them have taken."""
-    ranks, by_step = len(set(series["rank"])), _values_by_step(series["step"], column)
-    complete = {step: sum(values) for step, values in by_step.items() if len(values) == ranks}
-    return list(complete), list(complete.values())
 
 
 def _column_of(rows: Sequence[StepRow], read_value: Read, scale: float) -> list[float | None]:

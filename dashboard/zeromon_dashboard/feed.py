@@ -79,13 +79,13 @@ class Feed:
     def page(self) -> tuple[Page, Cursor]:
         """The page of the newest snapshot."""
         with self._lock:
-            self._update()
+            self._update_page()
             return self._page, self._newest_cursor()
 
     def since(self, cursor: Cursor) -> str:
         """JSON of what *cursor* lacks: ``props`` and ``extend`` by id, and the new ``cursor``."""
         with self._lock:
-            self._update()
+            self._update_page()
             # After a restart of the dashboard versions begin at 1: an old cursor would miss parts
             is_current = cursor.feed == self.name
             version = cursor.version if is_current else -1
@@ -106,7 +106,7 @@ class Feed:
         last_step = max((chart.last for chart in self._page.charts.values()), default=-1)
         return Cursor(self.name, self._version, " ".join(self._epochs.values()), last_step)
 
-    def _update(self) -> None:
+    def _update_page(self) -> None:
         # Before the snapshot is read, so that it has the ranks that this page shows
         self._followed.request_detail(self.where.ranks, self.where.node)
         reading = self._followed.newest()

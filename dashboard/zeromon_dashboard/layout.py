@@ -15,7 +15,6 @@ from zeromon.readout.figures import LAST_STEPS
 from zeromon.readout.text import clock, pause_seconds, pause_text
 from zeromon.readout.verdict import judge_run, state_beside, unanswered_verdict
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
-from zeromon.snapshot.run import About
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.pages import advice, communication, memory, overview, ranks, timeline, whatif
 from zeromon_dashboard.url_state import LASTS, MAX_RUNS, PAGES, Route
@@ -43,9 +42,23 @@ def page_skeleton(
     """The components of a page, with the properties that they have first."""
     props = {**page.parts, **{n: {"figure": c.figure()} for n, c in page.charts.items()}}
     body = _PAGES[route.page].skeleton(props, route)
+    heading = [
+        dmc.Title(route.run, order=1, size="h3"),
+        dmc.Badge(id="health", variant="filled", **props["health"]),
+        dmc.Text(id="verdict", fw=600, **props["verdict"]),
+        dmc.Badge(id="state", variant="dot", **props["state"]),
+        dmc.Text(id="facts", size="sm", **{"c": "dimmed", **props["facts"]}),
+    ]
     return dmc.Stack(
         [
-            _page_title(route, props),
+            dmc.Stack(
+                [
+                    dmc.Group(heading, gap="md", align="center"),
+                    dmc.Group(id="about", gap="xs", **props["about"]),
+                    dmc.Text(id="cause", fw=600, **props["cause"]),
+                ],
+                gap=2,
+            ),
             _page_controls(route, ranks, runs),
             *body,
             _player_panel(route, span),
@@ -80,20 +93,17 @@ def _page_head_props(view: Known) -> Parts:
     else:
         state, colour = "live", "teal"
     judged = unanswered_verdict(run, view.age) if view.trouble and not run.ended else judge_run(run)
-    tone = COLOURS[judged.severity]
+    tone, note = COLOURS[judged.severity], view.about.note
+    tags = (dmc.Badge(t, variant="outline", color="gray", tt="none") for t in view.about.tags)
+    remarks = [dmc.Text(note, size="sm")] if note else []
     return {
         "health": {"children": str(judged.health), "color": _BADGES[judged.severity]},
         "cause": {"children": judged.cause, "c": tone if judged.severity in _LOUD else "inherit"},
         "facts": {"children": facts},
-        "about": {"children": _about_children(view.about)},
+        "about": {"children": [*tags, *remarks]},
         "state": {"children": state, "color": colour},
         "verdict": {"children": state_beside(judge_run(run).health, run)},
     }
-
-
-def _about_children(remarks: About) -> list[Any]:
-    tags = [dmc.Badge(tag, variant="outline", color="gray", tt="none") for tag in remarks.tags]
-    return [*tags, *([dmc.Text(remarks.note, size="sm")] if remarks.note else [])]
 
 
 def _run_facts_text(run: RunSnapshot, rank: RankSnapshot) -> str:
@@ -103,24 +113,6 @@ def _run_facts_text(run: RunSnapshot, rank: RankSnapshot) -> str:
     reporting = human_count(fleet.ranks - fleet.silent)
     nodes = human_count(len(fleet.nodes))
     return f"{rank.strategy}, {reporting} of {human_count(rank.world_size)} ranks on {nodes} nodes"
-
-
-def _page_title(route: Route, props: Parts) -> Any:
-    heading = [
-        dmc.Title(route.run, order=1, size="h3"),
-        dmc.Badge(id="health", variant="filled", **props["health"]),
-        dmc.Text(id="verdict", fw=600, **props["verdict"]),
-        dmc.Badge(id="state", variant="dot", **props["state"]),
-        dmc.Text(id="facts", size="sm", **{"c": "dimmed", **props["facts"]}),
-    ]
-    return dmc.Stack(
-        [
-            dmc.Group(heading, gap="md", align="center"),
-            dmc.Group(id="about", gap="xs", **props["about"]),
-            dmc.Text(id="cause", fw=600, **props["cause"]),
-        ],
-        gap=2,
-    )
 
 
 def _page_controls(route: Route, ranks: Sequence[int], runs: Sequence[str]) -> Any:

@@ -462,7 +462,17 @@ class _Row:
 
 def lanes_figure(lanes: Lanes) -> dict[str, Any]:
     """Phases and collectives at their true moments, milliseconds since the first shown step began."""
-    rows = _lane_rows(lanes)
+    ranks = sorted({step.rank for step in lanes.steps})
+    units = {rank: text.by_unit(text.communication_of(lanes, rank)) for rank in ranks}
+    has_unit_rows = sum(1 + len(unit_rows) for unit_rows in units.values()) <= _MAX_ROWS
+    rows: list[_Row] = []
+    for rank in ranks:
+        spans = text.communication_of(lanes, rank)
+        rows.append(_Row(rank, f"rank {rank}", text.compute_of(lanes, rank), spans))
+        if has_unit_rows:
+            rows += [_Row(rank, unit.label, unit.spans) for unit in units[rank]]
+        else:
+            rows.append(_Row(rank, "communication", spans))
     data = [bar for tone in _TONES if (bar := _tone_bars(lanes, rows, tone)) is not None]
     return plotly_figure(
         data, "", max(260, 130 + 22 * len(rows)), barmode="overlay", hovermode="closest",
@@ -475,21 +485,6 @@ def lanes_figure(lanes: Lanes) -> dict[str, Any]:
         annotations=[*_step_name_labels(lanes), *_late_arrival_arrows(lanes, rows)],
         legend={"orientation": "h", "y": -0.08, "yanchor": "top", "x": 0},
     )  # fmt: skip
-
-
-def _lane_rows(lanes: Lanes) -> list[_Row]:
-    ranks = sorted({step.rank for step in lanes.steps})
-    units = {rank: text.by_unit(text.communication_of(lanes, rank)) for rank in ranks}
-    has_unit_rows = sum(1 + len(unit_rows) for unit_rows in units.values()) <= _MAX_ROWS
-    rows: list[_Row] = []
-    for rank in ranks:
-        spans = text.communication_of(lanes, rank)
-        rows.append(_Row(rank, f"rank {rank}", text.compute_of(lanes, rank), spans))
-        if has_unit_rows:
-            rows += [_Row(rank, unit.label, unit.spans) for unit in units[rank]]
-        else:
-            rows.append(_Row(rank, "communication", spans))
-    return rows
 
 
 def _tone_bars(lanes: Lanes, rows: Iterable[_Row], tone: str) -> dict[str, Any] | None:

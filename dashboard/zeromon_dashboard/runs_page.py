@@ -15,15 +15,14 @@ from zeromon.storage.run_store import ListedRun
 from zeromon_dashboard.url_state import Route
 from zeromon_dashboard.widgets import configuration_table, data_grid, grid_cells, grid_columns
 
-
-def _start_text(item: ListedRun) -> str:
-    return clock(item.manifest.started_wall) if item.manifest.started_wall else "n/a"
-
-
 _RUNS: Columns[ListedRun] = (
     Column("run", lambda i: i.manifest.run, width=25),
     Column("state", lambda i: i.watched_verdict, width=33),
-    Column("started", _start_text, width=24),
+    Column(
+        "started",
+        lambda i: clock(i.manifest.started_wall) if i.manifest.started_wall else "n/a",
+        width=24,
+    ),
     Column("strategy", lambda i: i.manifest.strategy),
     Column("ranks", lambda i: i.manifest.ranks, COUNT),
     Column("steps", lambda i: i.manifest.steps, COUNT),

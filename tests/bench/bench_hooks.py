@@ -25,7 +25,7 @@ import torch.distributed as dist
 from records import keep
 
 from zeromon.ring.buffer import RingWriter
-from zeromon.ring.events import UnitEvent
+from zeromon.ring.codes import UnitEvent
 from zeromon_agents.hooks.backend import Units
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.functional import Functional, in_place_of

@@ -31,7 +31,8 @@ from zeromon.readout.ledger import job_ledger, lost_steps
 from zeromon.readout.report import render_run
 from zeromon.readout.text import run_state
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import ExitKind, Kind, pack_head
+from zeromon.ring.codes import ExitKind, Kind
+from zeromon.ring.events import pack_head
 from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.run import Attempt, Death, DeathRole
 from zeromon.storage.run_store import Store

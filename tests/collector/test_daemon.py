@@ -28,7 +28,8 @@ from zeromon.probes.process import ProcessWatch
 from zeromon.readout.verdict import Health, judge_run
 from zeromon.ring import paths
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import ExitKind, Kind, pack_head
+from zeromon.ring.codes import ExitKind, Kind
+from zeromon.ring.events import pack_head
 from zeromon.ring.files import try_lock_file
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.storage import snapshot_log

@@ -10,7 +10,8 @@ from zeromon.collector.run import RunFollower
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.probes.devices import Devices
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import Kind, pack_head
+from zeromon.ring.codes import Kind
+from zeromon.ring.events import pack_head
 from zeromon.snapshot.host import Device
 
 GIB = 1 << 30

@@ -12,7 +12,7 @@ from builders import MS, rank, summary
 
 from zeromon.collector.trace_capture import Captures, compare_trace
 from zeromon.readout.trace_report import check_table
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.snapshot.step import Capture, CaptureState
 from zeromon.traces.analysis import RankTrace, StepTime
 

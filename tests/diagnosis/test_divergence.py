@@ -24,19 +24,8 @@ from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import hang_headline, hang_text, judge_run
-from zeromon.ring.events import (
-    Done,
-    Exit,
-    ExitKind,
-    Flag,
-    GroupSequence,
-    Heartbeat,
-    Issued,
-    Op,
-    Phase,
-    PhaseSpan,
-    StepMark,
-)
+from zeromon.ring.codes import ExitKind, Flag, Op, Phase
+from zeromon.ring.events import Done, Exit, GroupSequence, Heartbeat, Issued, PhaseSpan, StepMark
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import Hang, RunSnapshot
 from zeromon.snapshot.communication import CallHistory, GroupProgress, HangKind, InFlight, MemberCall

@@ -12,7 +12,7 @@ from builders import MS, rank, run, summary
 from zeromon.diagnosis.engine import advise
 from zeromon.readout.text import busiest_line
 from zeromon.readout.verdict import Health, judge_run
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.snapshot import Finding, RankSnapshot
 from zeromon.snapshot.host import CodeLine, Device, Pressure
 from zeromon.snapshot.levels import Severity

@@ -8,7 +8,7 @@ import pytest
 from builders import MS, rank, run, summary
 
 from zeromon.diagnosis.engine import advise
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.snapshot import RankSnapshot
 
 USUAL_MS = 100

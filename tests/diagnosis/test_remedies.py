@@ -27,7 +27,7 @@ from evidence import (
 from zeromon.base.units import human_count
 from zeromon.diagnosis.engine import advise
 from zeromon.readout.report import render_run
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import Finding, Pool, RankSnapshot, RiskCause, Severity
 from zeromon.snapshot.host import CodeLine, HostMemory

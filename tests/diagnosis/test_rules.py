@@ -36,7 +36,7 @@ from zeromon.diagnosis.engine import LINGER_SECONDS, FindingHistory, advise
 from zeromon.diagnosis.rule import Match, Remaining, all_pages, remaining_remedy, rule
 from zeromon.diagnosis.rules import FAMILIES, all_rules, fsdp, health
 from zeromon.readout.report import render_run
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.ring.model_metadata import PERSISTENT
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity

@@ -24,7 +24,8 @@ from zeromon.diagnosis.stragglers import (
 from zeromon.fold.fold import fold_records
 from zeromon.fold.state import MAX_ARRIVALS, RankState
 from zeromon.probes.cpu_pressure import CpuUsers, PressureReader, usable_cpu_count
-from zeromon.ring.events import Flag, Kind, Op, Phase, pack_call_word
+from zeromon.ring.codes import Flag, Kind, Op, Phase
+from zeromon.ring.events import pack_call_word
 from zeromon.snapshot import RankSnapshot, StepSummary
 from zeromon.snapshot.host import Device, Pressure
 from zeromon.snapshot.levels import CPU_WAIT, UNSTEADY_SECONDS, WINDOW_STEPS

@@ -12,7 +12,8 @@ from zeromon.diagnosis.engine import advise
 from zeromon.fold.fold import fold_event
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
-from zeromon.ring.events import Precision, Scalar, ScalarValue
+from zeromon.ring.codes import Scalar
+from zeromon.ring.events import Precision, ScalarValue
 from zeromon.ring.model_metadata import ProcessMetadata
 from zeromon.snapshot import Finding, RankSnapshot, Severity
 from zeromon.snapshot.communication import Dimension

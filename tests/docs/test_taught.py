@@ -34,7 +34,7 @@ from zeromon.memory.spec import ShardPlan, Sizes, ZeroStage
 from zeromon.readout.breakdown import step_parts
 from zeromon.readout.ledger import USEFUL
 from zeromon.readout.report import ledger_block as ledger_text
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.ring.strategy import Framework, Sharding, Strategy, fsdp1_strategy, fsdp2_strategy
 from zeromon.snapshot.host import CpuUser
 from zeromon.snapshot.ledger import ActivityRow, Cause

@@ -26,7 +26,8 @@ from zeromon.base.errors import ExportError
 from zeromon.export import chrome_trace, formats, trackers
 from zeromon.export.files import Export, Progress, replacement_file
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import Done, Event, Exit, ExitKind, Flag, HostSample, Oom, Op, Phase, PhaseSpan
+from zeromon.ring.codes import ExitKind, Flag, Op, Phase
+from zeromon.ring.events import Done, Event, Exit, HostSample, Oom, PhaseSpan
 from zeromon.ring.slices import RingEvents, read_ring
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.step_history.queries import readable_segment_tables
@@ -243,7 +244,8 @@ def test_a_ring_is_read_with_its_names(tmp_path: Path) -> None:
     group = writer.name(NameKind.GROUP, {"label": "world", "size": 2})
     writer.name(NameKind.META, {"strategy": "ddp"})
     unit = writer.name(NameKind.UNIT, {"fqn": "layers.0"})
-    from zeromon.ring.events import Kind, pack_head
+    from zeromon.ring.codes import Kind
+    from zeromon.ring.events import pack_head
 
     writer.write(5, pack_head(Kind.HOST), 0, 7, 8, 9, 0)
     found = read_ring(tmp_path / "rank3.ring")

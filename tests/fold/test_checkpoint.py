@@ -28,18 +28,8 @@ from zeromon.fold.collective_stats import OpTotals
 from zeromon.fold.state import RankState, ScalarTotals
 from zeromon.fold.summarize import summarize_rank
 from zeromon.ring.buffer import NameKind, RingReader, RingWriter
-from zeromon.ring.events import (
-    Activity,
-    Dtype,
-    Flag,
-    Kind,
-    Op,
-    Path as Path_,
-    Phase,
-    Scalar,
-    pack_head,
-    pack_place,
-)
+from zeromon.ring.codes import Activity, Dtype, Flag, Kind, Op, Path as Path_, Phase, Scalar
+from zeromon.ring.events import pack_head, pack_place
 from zeromon.snapshot import RankSnapshot
 from zeromon.storage.run_store import Store
 

@@ -17,7 +17,8 @@ from zeromon.fold.collective_stats import (
 )
 from zeromon.fold.fold import serial_transfer_spans
 from zeromon.fold.summarize import summarize_rank
-from zeromon.ring.events import BackwardComm, Bucket, Counted, Flag, Op, Phase, Stall, Untimed
+from zeromon.ring.codes import Flag, Op, Phase, Untimed
+from zeromon.ring.events import BackwardComm, Bucket, Counted, Stall
 from zeromon.snapshot.communication import SIZE_BOUNDS
 
 

@@ -11,22 +11,8 @@ from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.breakdown import pace, pace_text
 from zeromon.readout.tables import TRAFFIC_COLUMNS, pick_columns
-from zeromon.ring.events import (
-    Counted,
-    Done,
-    Event,
-    Exit,
-    ExitKind,
-    Flag,
-    Issued,
-    Op,
-    Phase,
-    PhaseSpan,
-    Stall,
-    Start,
-    StepMark,
-    Untimed,
-)
+from zeromon.ring.codes import ExitKind, Flag, Op, Phase, Untimed
+from zeromon.ring.events import Counted, Done, Event, Exit, Issued, PhaseSpan, Stall, Start, StepMark
 
 
 def on_device(event: PhaseSpan | StepMark) -> Event:

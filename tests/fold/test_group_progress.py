@@ -8,19 +8,8 @@ from zeromon.fold.collectives import REDUCER
 from zeromon.fold.fold import fold_event
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
-from zeromon.ring.events import (
-    Counted,
-    Done,
-    Event,
-    Exit,
-    ExitKind,
-    Flag,
-    GroupSequence,
-    Issued,
-    Op,
-    Phase,
-    Untimed,
-)
+from zeromon.ring.codes import ExitKind, Flag, Op, Phase, Untimed
+from zeromon.ring.events import Counted, Done, Event, Exit, GroupSequence, Issued
 from zeromon.snapshot.communication import GroupProgress, InFlight
 
 

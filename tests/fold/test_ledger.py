@@ -20,20 +20,8 @@ from zeromon.fold.ledger import (
 )
 from zeromon.fold.state import RankState, Silence
 from zeromon.readout.ledger import USEFUL
-from zeromon.ring.events import (
-    Activity,
-    Done,
-    Exit,
-    ExitKind,
-    Flag,
-    Heartbeat,
-    Issued,
-    Op,
-    Phase,
-    PhaseSpan,
-    Start,
-    StepMark,
-)
+from zeromon.ring.codes import Activity, ExitKind, Flag, Op, Phase
+from zeromon.ring.events import Done, Exit, Heartbeat, Issued, PhaseSpan, Start, StepMark
 from zeromon.snapshot.ledger import Cause, LedgerRow
 
 

@@ -13,7 +13,8 @@ from zeromon.export.prometheus.metrics import Writer
 from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.communication_report import stage_block
 from zeromon.readout.dimensions import pipeline_lines
-from zeromon.ring.events import Done, Event, Flag, Op, Phase, PhaseSpan, StageAction, StageRun
+from zeromon.ring.codes import Flag, Op, Phase, StageAction
+from zeromon.ring.events import Done, Event, PhaseSpan, StageRun
 from zeromon.snapshot import RankSnapshot
 
 FACTS = {

@@ -10,7 +10,8 @@ from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.breakdown import rank_parts
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, STEP
 from zeromon.readout.report import render_run
-from zeromon.ring.events import Event, Phase, Start
+from zeromon.ring.codes import Phase
+from zeromon.ring.events import Event, Start
 from zeromon.snapshot import RankSnapshot
 
 SETUP_MS = 7000

@@ -14,7 +14,8 @@ from zeromon.readout.breakdown import exposed_is_known, rank_parts
 from zeromon.readout.charts import CHARTS
 from zeromon.readout.report import render_run
 from zeromon.readout.text import exposed_unknown, in_graphs
-from zeromon.ring.events import BackwardComm, Counted, Event, Op, Phase, Untimed
+from zeromon.ring.codes import Op, Phase, Untimed
+from zeromon.ring.events import BackwardComm, Counted, Event
 from zeromon.snapshot import RankSnapshot
 from zeromon.snapshot.step import NOT_TIMED
 from zeromon.storage.step_history.rows import NAMES, row_of, step_of

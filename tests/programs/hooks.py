@@ -243,7 +243,8 @@ def forked() -> dict:
     os.waitpid(child, 0)
     dist.all_reduce(tensor)
     from zeromon.ring.buffer import RingReader
-    from zeromon.ring.events import Kind, kind_of_record
+    from zeromon.ring.codes import Kind
+    from zeromon.ring.events import kind_of_record
 
     records = RingReader(ring.path).read()
     numbers = [r[0] for r in records]
@@ -371,7 +372,8 @@ def end_without_options() -> dict:
 
 def coalescing_fails() -> dict:
     """Coalescing that does not begin, as gloo has none, and one whose end raises."""
-    from zeromon.ring.events import Done, Flag, Issued, decode_record
+    from zeromon.ring.codes import Flag
+    from zeromon.ring.events import Done, Issued, decode_record
 
     begin()
     device, fails = torch.device("cpu"), iter((True, False, True))
@@ -417,7 +419,8 @@ def works_dropped() -> dict:
 
 def bursts() -> dict:
     """Rounds of eight asynchronous all-reduces while a callback is to come: known and unknown ends."""
-    from zeromon.ring.events import Done, Flag, decode_record
+    from zeromon.ring.codes import Flag
+    from zeromon.ring.events import Done, decode_record
 
     begin()
     zeromon_agents.start()

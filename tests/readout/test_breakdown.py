@@ -15,7 +15,7 @@ from zeromon.readout.breakdown import (
     rank_parts,
     step_parts,
 )
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 
 STEPS = tuple(
     summary(n, phase_ns=(5 * MS, 30 * MS, 50 * MS, 10 * MS, 5 * MS, 0),

@@ -20,7 +20,8 @@ from zeromon.readout.throughput import (
     throughput_text,
     tokens_per_second,
 )
-from zeromon.ring.events import BatchMark, Padding
+from zeromon.ring.codes import Padding
+from zeromon.ring.events import BatchMark
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import Dimension
 from zeromon.snapshot.host import Device

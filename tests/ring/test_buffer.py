@@ -14,7 +14,8 @@ import pytest
 
 from zeromon.base.errors import RingError, RingVersionError
 from zeromon.ring.buffer import HEADER_SIZE, NameKind, RingReader, RingWriter, needs_record_crc
-from zeromon.ring.events import Kind, Op, pack_call_word, pack_head, pack_place
+from zeromon.ring.codes import Kind, Op
+from zeromon.ring.events import pack_call_word, pack_head, pack_place
 
 WRITER = """
 import sys, time

@@ -15,7 +15,8 @@ from zeromon.fold.state import HANDLERS, RankState
 from zeromon.fold.summarize import summarize_rank
 from zeromon.ring import events
 from zeromon.ring.buffer import NameKind, RingReader
-from zeromon.ring.events import Kind, Raw, decode_record
+from zeromon.ring.codes import Kind
+from zeromon.ring.events import Raw, decode_record
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -21,7 +21,8 @@ from zeromon.readout.ledger import job_ledger
 from zeromon.readout.report import render_run
 from zeromon.readout.verdict import Health
 from zeromon.ring.buffer import RingReader
-from zeromon.ring.events import Kind, kind_of_record
+from zeromon.ring.codes import Kind
+from zeromon.ring.events import kind_of_record
 from zeromon.sources.live import collector_address, runs_at_address
 
 TINY = str(PROGRAMS / "tiny.py")

@@ -12,7 +12,8 @@ from support import Node, train_command
 from zeromon.memory.models import whole_numel
 from zeromon.readout.report import render_run
 from zeromon.ring.buffer import RingReader
-from zeromon.ring.events import StageAction, StageRun, decode_record
+from zeromon.ring.codes import StageAction
+from zeromon.ring.events import StageRun, decode_record
 from zeromon.snapshot.communication import Act, schedule_notation
 
 STEPS, CHUNKS = 4, 4

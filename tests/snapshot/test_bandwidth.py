@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zeromon.ring.events import Op
+from zeromon.ring.codes import Op
 from zeromon.snapshot.communication import algbw, busbw, overlap_ratio
 
 

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 from builders import rank, run
 
-from zeromon.ring.codes import TextEnum
-from zeromon.ring.events import TraceState
+from zeromon.ring.codes import TextEnum, TraceState
 from zeromon.snapshot import Finding, Hang, Pool, RiskCause, Severity
 from zeromon.snapshot.communication import HangKind
 from zeromon.snapshot.memory import Risk

@@ -19,7 +19,7 @@ from zeromon.readout.breakdown import PARTS, USUAL, rank_parts, step_parts
 from zeromon.readout.tables import RANK_COLUMNS, TRAFFIC_COLUMNS
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health, Verdict
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.snapshot import Finding, RankSnapshot
 from zeromon.snapshot.communication import InFlight
 from zeromon.snapshot.finding import Remedy

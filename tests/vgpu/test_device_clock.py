@@ -9,7 +9,7 @@ import pytest
 from vgpu.conftest import CudaRun, CudaRunner
 from vgpu.truth import NOTHING, Timeline
 from zeromon.readout.breakdown import pace, step_parts
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.snapshot import RankSnapshot, StepSummary
 from zeromon.snapshot.step import Stream
 from zeromon.storage.snapshot_log import Past

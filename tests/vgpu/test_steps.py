@@ -17,7 +17,7 @@ from support import ROOT
 
 from vgpu.conftest import CudaRun, CudaRunner
 from vgpu.truth import Timeline
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.snapshot import StepSummary
 from zeromon_vgpu.intervals import Intervals, clip, length, subtract, union
 from zeromon_vgpu.timeline import Operation

@@ -114,19 +114,7 @@ def _in_a_file(config: Config, misplaced: list[str]) -> str:
         return f"{change}:\n{_json_block(top | ({ZERO: zero} if zero else {}))}"
     excluded = [name for name in _BESIDE_A_FILE if name in section and name not in misplaced]
     excluded += ["mixed_precision"] if config.has("mixed_precision") else []
-    content = {ZERO: zero | _zero_settings(section, zero), **top}
-    content |= {key: section[key] for key in _OF_BOTH if key in section}
-    half_type = config.get("mixed_precision")
-    if half_type in _HALF_TYPES:
-        content[str(half_type)] = {"enabled": True}
-    if "train_batch_size" not in content:
-        content.setdefault("train_micro_batch_size_per_gpu", AUTO)
-    change = f"set deepspeed_config_file: ds.json, remove {join_names([*misplaced, *excluded])}"
-    return f"{change}, and write ds.json:\n{_json_block(content)}"
-
-
-def _zero_settings(section: Mapping[str, Any], zero: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the settings of accelerate's *section* are in DeepSpeed's; *zero*: its other ones."""
+    # The settings of accelerate's section in DeepSpeed's names
     settings: dict[str, Any] = {"stage": section.get("zero_stage", zero.get("stage", 2))}
     for role in ("optimizer", "param"):
         device = section.get(f"offload_{role}_device")
@@ -138,7 +126,15 @@ def _zero_settings(section: Mapping[str, Any], zero: Mapping[str, Any]) -> dict[
             )
     if is_on(section.get("zero3_save_16bit_model")):
         settings["stage3_gather_16bit_weights_on_model_save"] = True
-    return settings
+    content = {ZERO: zero | settings, **top}
+    content |= {key: section[key] for key in _OF_BOTH if key in section}
+    half_type = config.get("mixed_precision")
+    if half_type in _HALF_TYPES:
+        content[str(half_type)] = {"enabled": True}
+    if "train_batch_size" not in content:
+        content.setdefault("train_micro_batch_size_per_gpu", AUTO)
+    change = f"set deepspeed_config_file: ds.json, remove {join_names([*misplaced, *excluded])}"
+    return f"{change}, and write ds.json:\n{_json_block(content)}"
 
 
 def _json_block(content: Any) -> str:

@@ -113,17 +113,13 @@ def parse_python(source: str) -> ast.Module:
     except (ValueError, RecursionError, MemoryError) as error:
         raise UnreadableError(f"Python cannot read it: {error or 'nested too deep'}") from error
     if not source.isascii():
-        _count_characters(tree, source)
+        # Columns of ast count the bytes of UTF-8: from here on they count characters
+        encoded_lines = [row.encode() for row in re.split(r"\r\n?|\n", source)]
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.expr, ast.stmt, ast.keyword)):
+                prefix = encoded_lines[node.lineno - 1][: node.col_offset]
+                node.col_offset = len(prefix.decode(errors="replace"))
     return tree
-
-
-def _count_characters(tree: ast.Module, source: str) -> None:
-    """Makes the columns of *tree* count characters; those of ast count the bytes of UTF-8."""
-    encoded_lines = [row.encode() for row in re.split(r"\r\n?|\n", source)]
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.expr, ast.stmt, ast.keyword)):
-            prefix = encoded_lines[node.lineno - 1][: node.col_offset]
-            node.col_offset = len(prefix.decode(errors="replace"))
 
 
 _Read = tuple[Any, dict[Path, tuple[int, int]], tuple[Path, ...]]
@@ -208,19 +204,15 @@ def _json_key_places(
     return positions, tuple(duplicates)
 
 
-def _bracket_depth(content: str) -> int:
-    """How many brackets are open at once, at most: the time of PyYAML grows with their square."""
+def _parse_yaml(content: str) -> _Read:
+    if len(content) > _MAX_YAML_CHARS:
+        raise UnreadableError(f"{len(content) >> 10} KiB of YAML is too large for a configuration")
+    # The time of PyYAML grows with the square of the brackets that are open at once
     depth = deepest = 0
     for bracket in re.findall(r"[\[\]{}]", content):
         depth = depth + 1 if bracket in "[{" else max(0, depth - 1)
         deepest = max(deepest, depth)
-    return deepest
-
-
-def _parse_yaml(content: str) -> _Read:
-    if len(content) > _MAX_YAML_CHARS:
-        raise UnreadableError(f"{len(content) >> 10} KiB of YAML is too large for a configuration")
-    if _bracket_depth(content) > _MAX_BRACKETS:
+    if deepest > _MAX_BRACKETS:
         raise UnreadableError("the file is nested too deep")
     try:
         # SafeLoader makes no Python objects; within the try, as it refuses characters when it is made

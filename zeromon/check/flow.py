@@ -89,7 +89,7 @@ class Flow:
         sources: Values = []
         for bound in self.bindings[variable]:
             if isinstance(bound, ast.arg):
-                sources += self._given(variable.scope, bound.arg)
+                sources += self._given_values(variable.scope, bound.arg)
             elif isinstance(bound, ast.alias):
                 sources.append(node)
             else:
@@ -117,7 +117,7 @@ class Flow:
             return Variable(self.scopes.get(node, self.tree), ast.unparse(node))
         bound = self.bindings[variable]
         if depth and any(isinstance(binding, ast.arg) for binding in bound):
-            passed = self._given(variable.scope, variable.name)
+            passed = self._given_values(variable.scope, variable.name)
             if len(passed) == 1 and passed[0] is not None:
                 return self.original_variable(passed[0], depth - 1)
         return variable
@@ -134,7 +134,7 @@ class Flow:
                 if isinstance(inner, (ast.Name, ast.Call)):
                     stack += [expr for expr in self.step(inner) if expr is not None]
 
-    def _given(self, function: ast.AST, name: str) -> Values:
+    def _given_values(self, function: ast.AST, name: str) -> Values:
         calls = self.callers.get(function, [])
         if not calls or not isinstance(function, _FUNCTIONS):
             return [None]
@@ -196,10 +196,10 @@ class Flow:
             next(((x, y) for x, y in zip(a, b, strict=False) if x is not y), None)
             for a, b in chain_pairs
         ]
-        orders = {self._order(*pair) if pair is not None else None for pair in pairs}
+        orders = {self._source_order(*pair) if pair is not None else None for pair in pairs}
         return pairs[0] if len(orders) == 1 and None not in orders else None
 
-    def _order(self, node: ast.AST, second: ast.AST) -> bool | None:
+    def _source_order(self, node: ast.AST, second: ast.AST) -> bool | None:
         is_same_scope = self.scopes.get(node) is self.scopes.get(second)
         numbers = getattr(node, "lineno", 0), getattr(second, "lineno", 0)
         return numbers[0] < numbers[1] if is_same_scope and numbers[0] != numbers[1] else None

@@ -437,7 +437,7 @@ def seed_of_each_rank(script: Script) -> Iterator[Problem]:
         syncs = script.argument(shards, "sync_module_states", 10)
         may_sync = is_open(shards) or script.value(syncs) is not (False if syncs else UNKNOWN)
         for model in () if may_sync else shards.node.args[:1]:
-            built = _construction(script, model)
+            built = _model_construction(script, model)
             seed = _last_seed(script, seeds, built) if built is not None else None
             if built is None or seed is None or not _depends_on_rank(script, seed):
                 continue
@@ -455,7 +455,7 @@ def seed_of_each_rank(script: Script) -> Iterator[Problem]:
             return
 
 
-def _construction(script: Script, model: ast.expr) -> ast.Call | None:
+def _model_construction(script: Script, model: ast.expr) -> ast.Call | None:
     """Returns the call that makes *model*, and does not wrap or move one; None if a file replaces it."""
     name = ast.unparse(model)
     if f"{name}.load_state_dict" in map(ast.unparse, script.nodes(ast.Attribute)):

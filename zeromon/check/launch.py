@@ -105,7 +105,7 @@ def read_command(argv: Sequence[str]) -> Command:
     if not launcher:
         scripts = (n for n, token in enumerate(argv) if token.endswith(".py"))
         at = next(scripts, argv.index("-m") + 1 if "-m" in argv[:-1] else len(argv))
-    columns = _columns(argv)
+    columns = _token_columns(argv)
     positions: dict[str, int] = {}
     options: dict[str, Any] = {}
     stop = at - 1 if argv[at : at + 1] == [] or argv[at].startswith("-") else at
@@ -158,7 +158,7 @@ def _as_accelerate(command: Command) -> Command:
     return replace(command, launcher=launcher, options=options, places=positions)
 
 
-def _columns(argv: Sequence[str]) -> list[int]:
+def _token_columns(argv: Sequence[str]) -> list[int]:
     return [1 + sum(len(token) + 1 for token in argv[:n]) for n in range(len(argv))]
 
 
@@ -248,13 +248,13 @@ def on_one_machine(argv: Sequence[str], processes: int) -> list[str]:
     launcher, at = _find_launcher(argv)
     if launcher not in _OF_PLACES:
         return list(argv)
-    kept = [*argv[:at], *(text.format(processes) for text in _PROCESSES[launcher])]
+    local_argv = [*argv[:at], *(text.format(processes) for text in _PROCESSES[launcher])]
     while at < len(argv) and argv[at].startswith("-"):
         name, _, after = _option_at(argv, at, _FLAGS[launcher])
         if name not in _OF_PLACES[launcher]:
-            kept += argv[at:after]
+            local_argv += argv[at:after]
         at = after
-    return [*kept, *argv[at:]]
+    return [*local_argv, *argv[at:]]
 
 
 def _literal_value(token: str) -> Any:
@@ -518,7 +518,7 @@ def read_launch(content: str, file: str) -> Launch:
         argv = _shell_tokens(code)
         if argv[:1] in (["export"], ["declare"]):
             # A shell's own NAME=value is no variable of the programs that it starts
-            exported |= _read_variables(argv, _columns(argv), at)
+            exported |= _read_variables(argv, _token_columns(argv), at)
         elif is_launch_command(argv) or _runs_script(argv):
             command = read_command(argv)
             own_variables = {name: replace(v, line=at) for name, v in command.environment.items()}

@@ -119,7 +119,7 @@ def _accumulation_claims(s: Sources) -> list[Said]:
     """Returns the accumulation; a Trainer's own counts where the DeepSpeed file has none."""
     name = "gradient_accumulation_steps"
     engine, stated = [*_engine_value(s, name)], [*_argument_of(s, name)]
-    trains = any(is_arguments(call) for _, call in _argument_calls(s)) or bool(_parsed(s))
+    trains = any(is_arguments(call) for _, call in _argument_calls(s)) or bool(_parsed_arguments(s))
     variable = s.command.environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
     if variable is not None and not trains:  # Accelerator() takes it before its own argument
         stated.insert(0, (variable.value, ENVIRONMENT))
@@ -132,7 +132,7 @@ def _engine_value(s: Sources, name: str) -> Iterator[Said]:
         yield ENGINE_DEFAULTS[name,], _ENGINE
 
 
-def _parsed(s: Sources) -> list[Arguments]:
+def _parsed_arguments(s: Sources) -> list[Arguments]:
     arguments = command_arguments(s.command, s.scripts)
     return [arguments] if arguments is not None else []
 
@@ -178,7 +178,7 @@ def _argument_of(s: Sources, name: str) -> Iterator[Said]:
     by_call = [
         script_arguments(script, call) for script, call in _argument_calls(s) if is_arguments(call)
     ]
-    for arguments in (*by_call, *_parsed(s)):
+    for arguments in (*by_call, *_parsed_arguments(s)):
         if name not in arguments.stated and name in arguments.defaults:
             yield arguments.defaults[name], "the default of TrainingArguments"
 

@@ -63,7 +63,10 @@ class Loader:
     def on_gpu(self) -> bool:
         """True if the training that uses the loader runs on a GPU, as far as the script shows."""
         if not self.prefix:
-            return _uses_gpu(self.script)
+            if not _TYPES.isdisjoint(self.script.words):
+                return True
+            literals = (str(node.value) for node in self.script.nodes(ast.Constant))
+            return any(literal.split(":")[0] in _ON_DEVICE for literal in literals)
         nodes = (self.script.argument(self.call, name) for name in ("use_cpu", "no_cuda"))
         return not any(self.script.value(node) is True for node in nodes)
 
@@ -144,7 +147,11 @@ def restarted_workers(script: Script) -> Iterator[Problem]:
             continue
         for inner in (n for statement in outer.body for n in ast.walk(statement)):
             # pop: a loader within two nested loops is reported once
-            loader = named.pop(_iterated_name(inner), None)
+            # The variable that a loop iterates, also through enumerate()
+            expr = inner.iter if isinstance(inner, ast.For) else None
+            while isinstance(expr, ast.Call) and expr.args:
+                expr = expr.args[0]
+            loader = named.pop(expr.id if isinstance(expr, ast.Name) else "", None)
             if loader is None or not loader.workers or loader.node("persistent_workers"):
                 continue
             message = f"{loader.workers:g} workers start again in every epoch"
@@ -205,24 +212,9 @@ def _name_of(script: Script, call: Call) -> str:
     return target.id if isinstance(target, ast.Name) else ""
 
 
-def _iterated_name(node: ast.AST) -> str:
-    """Returns the variable that a loop iterates, also through ``enumerate``; "" for other nodes."""
-    expr = node.iter if isinstance(node, ast.For) else None
-    while isinstance(expr, ast.Call) and expr.args:
-        expr = expr.args[0]
-    return expr.id if isinstance(expr, ast.Name) else ""
-
-
 _TYPES = frozenset(("cuda", "xpu", "npu", "hpu", "mtia", "mlu", "musa"))
 """Device types of torch, and of its packages, to which a copy from pinned memory is faster."""
 _ON_DEVICE = _TYPES | {"nccl", "xccl", "hccl"}
-
-
-def _uses_gpu(script: Script) -> bool:
-    if not _TYPES.isdisjoint(script.words):
-        return True
-    literals = (str(node.value) for node in script.nodes(ast.Constant))
-    return any(literal.split(":")[0] in _ON_DEVICE for literal in literals)
 
 
 CHECKS: tuple[Check, ...] = (

@@ -281,7 +281,9 @@ def _is_by_rank(script: Script, test: ast.expr, *, on_first: bool) -> bool:
     # A rank alone as a condition is true on all ranks but 0
     if last_name(test).lower() in RANKS:
         return not on_first
-    return _source_decides(script, test, on_first=on_first)
+    sources = script.flow.step(test)
+    expr = sources[0] if len(sources) == 1 else None
+    return expr is not None and expr is not test and _is_by_rank(script, expr, on_first=on_first)
 
 
 def _compares_rank(script: Script, test: ast.Compare, *, on_first: bool) -> bool:
@@ -314,12 +316,6 @@ def _is_rank(script: Script, node: ast.expr) -> bool:
 
 
 _ENVIRONMENT = re.compile(r"(environ|getenv)\W.*['\"](LOCAL_)?RANK['\"]")
-
-
-def _source_decides(script: Script, test: ast.expr, *, on_first: bool) -> bool:
-    sources = script.flow.step(test)
-    expr = sources[0] if len(sources) == 1 else None
-    return expr is not None and expr is not test and _is_by_rank(script, expr, on_first=on_first)
 
 
 def _file_condition(script: Script, node: ast.Call) -> ast.expr | None:

@@ -245,8 +245,9 @@ def _sarif_rule(code: str) -> dict[str, Any]:
 
 
 def _sarif_result(problem: Problem, index: int) -> dict[str, Any]:
+    path = PurePath(problem.file)
     position = {
-        "artifactLocation": {"uri": _file_uri(problem.file)},
+        "artifactLocation": {"uri": path.as_uri() if path.is_absolute() else quote(path.as_posix())},
         "region": {"startLine": problem.line, "startColumn": problem.column},
     }
     names = [{"fullyQualifiedName": problem.key}] if problem.key else []
@@ -258,8 +259,3 @@ def _sarif_result(problem: Problem, index: int) -> dict[str, Any]:
         "locations": [{"physicalLocation": position, "logicalLocations": names}],
         "properties": {"key": problem.key, "fix": problem.fix},
     }
-
-
-def _file_uri(file: str) -> str:
-    path = PurePath(file)
-    return path.as_uri() if path.is_absolute() else quote(path.as_posix())

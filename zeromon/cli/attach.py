@@ -38,7 +38,7 @@ from zeromon.cli.attach_track import track_run
 from zeromon.cli.parser import add_flag, add_option, in_range, whole
 from zeromon.export.trackers import TRACKERS, check_tracker
 from zeromon.sources.base import Source
-from zeromon.sources.live import LiveSource, find_live_runs, only_live_run
+from zeromon.sources.live import find_live_runs, only_live_run
 from zeromon.sources.prometheus import source as fleet
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.replay import ReplaySource, reopen_run_source
@@ -107,19 +107,14 @@ def call(options: argparse.Namespace) -> int:
     code = attach_process.attach_first(options)
     if code is not None:
         return code
-    source = _open_local_run(options)
-    if options.track:
-        return track_run(options.track, source, options.every or 5)
-    return _show_source(source, options)
-
-
-def _open_local_run(options: argparse.Namespace) -> LiveSource:
-    """The run of this node that TARGET names; lets the user choose among several."""
     runs = find_live_runs(options.target)
     rows = [f"{r.run}  {r.ranks} ranks, {r.state}  {' '.join(r.command)[:60]}" for r in runs]
     # With --json, a question would hold up the script that reads the output
     at = None if options.json else _choose_run_row(rows)
-    return (only_live_run(runs) if at is None else runs[at]).open()
+    source = (only_live_run(runs) if at is None else runs[at]).open()
+    if options.track:
+        return track_run(options.track, source, options.every or 5)
+    return _show_source(source, options)
 
 
 def _open_server_run(server: Server, options: argparse.Namespace) -> Source:

@@ -133,7 +133,19 @@ def _attach_job(ranks: Sequence[Process]) -> tuple[list[str], bool]:
     tell_user(
         f"attached to {_ranks_text(attached)} as run {run} in {seconds:.1f} s {_stop_text(attached)}"
     )
-    _say_other_ranks(ranks)
+    # The ranks of the job that were not selected, or are on other nodes
+    table = running_processes()
+    job = sibling_ranks(ranks[0].pid, table)
+    unselected = len({rank.pid for rank in job} - {rank.pid for rank in ranks})
+    if unselected:
+        tell_user(
+            f"{unselected} more of its ranks are on this node: zeromon attach --all {ranks[0].pid}"
+        )
+    remotes = remote_rank_numbers(job)
+    if remotes and len(job) < max(rank.world_size for rank in job):
+        nodes = ", ".join(node_names_of(job, table)) or "other nodes"
+        span = f"{remotes[0]} to {remotes[-1]}" if len(remotes) > 1 else str(remotes[0])
+        tell_user(f"ranks {span} are on {nodes}; run there: zeromon attach --all")
     return [run], bool(refused)
 
 
@@ -149,22 +161,6 @@ def _stop_text(attached: Sequence[Outcome]) -> str:
         return ""
     thread = "the main thread" if not longest.how.startswith("helper") else "a helper thread"
     return f"({thread} was stopped for {longest.stopped_ns / 1e6:.2f} ms)"
-
-
-def _say_other_ranks(ranks: Sequence[Process]) -> None:
-    """Prints the ranks of the job that were not selected, or are on other nodes."""
-    table = running_processes()
-    job = sibling_ranks(ranks[0].pid, table)
-    unselected = len({rank.pid for rank in job} - {rank.pid for rank in ranks})
-    if unselected:
-        tell_user(
-            f"{unselected} more of its ranks are on this node: zeromon attach --all {ranks[0].pid}"
-        )
-    remotes = remote_rank_numbers(job)
-    if remotes and len(job) < max(rank.world_size for rank in job):
-        nodes = ", ".join(node_names_of(job, table)) or "other nodes"
-        span = f"{remotes[0]} to {remotes[-1]}" if len(remotes) > 1 else str(remotes[0])
-        tell_user(f"ranks {span} are on {nodes}; run there: zeromon attach --all")
 
 
 def _wait_for_snapshot(root: Path, folder: Path, attached: Sequence[Outcome]) -> None:

@@ -28,7 +28,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -332,9 +332,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(options: argparse.Namespace) -> int:
     """Examines the machine, or one run; or sends a test message."""
     if options.notify is not None:
-        return _send_test_message(
-            options.notify or split_notify_urls(os.environ.get("ZEROMON_NOTIFY", ""))
-        )
+        urls = options.notify or split_notify_urls(os.environ.get("ZEROMON_NOTIFY", ""))
+        if not urls:
+            raise NotifyError("no URL to send to", "Give one after --notify, or set ZEROMON_NOTIFY.")
+        sentence = f"alerts from {socket.gethostname()} come here"
+        test = safe_message(Tone.SUCCESS, "test: zeromon", (sentence,))
+        failed = 0
+        for service in [parse_target(url) for url in urls]:
+            if refusal := deliver_message(service.url, test):
+                tell_user(f"{service.name} did not accept the message: {refusal}")
+                failed = 1
+            else:
+                sys.stdout.write(f"{service.name} has accepted the message\n")
+        return failed
     if options.target is None:
         return _show_survey(options)
     try:
@@ -345,22 +355,6 @@ def call(options: argparse.Namespace) -> int:
         except RunNotFound:
             raise error from None
     return _examine_run(run, options)
-
-
-def _send_test_message(urls: Sequence[str]) -> int:
-    """Reports which services accept the message; returns 1 where one does not."""
-    if not urls:
-        raise NotifyError("no URL to send to", "Give one after --notify, or set ZEROMON_NOTIFY.")
-    sentence = f"alerts from {socket.gethostname()} come here"
-    test = safe_message(Tone.SUCCESS, "test: zeromon", (sentence,))
-    failed = 0
-    for service in [parse_target(url) for url in urls]:
-        if refusal := deliver_message(service.url, test):
-            tell_user(f"{service.name} did not accept the message: {refusal}")
-            failed = 1
-        else:
-            sys.stdout.write(f"{service.name} has accepted the message\n")
-    return failed
 
 
 def _show_survey(options: argparse.Namespace) -> int:

@@ -382,7 +382,7 @@ class _Search:
     def _next_size(self, devices: int) -> tuple[str, int, int] | None:
         budget = self._options.launches - len(self.trials)
         first_stage = self._names[0]
-        tried = self._of(first_stage)
+        tried = self._trials_of(first_stage)
         single = len(self._names) == 1
         # two launches of the first stage give the line; of several stages the others prove the best
         size = fit.next_size(tried, self.sizes, budget if single else min(budget, 2 - len(tried)))
@@ -393,7 +393,7 @@ class _Search:
         # On virtual devices seconds are not predicted, so each stage is launched
         unknown = 0.0 if self.machine is None else math.inf
         for stage in sorted(self.stages(), key=lambda s: -(s.samples_per_second or unknown)):
-            measured = self._of(stage.name)
+            measured = self._trials_of(stage.name)
             if (
                 stage.largest
                 and stage.largest not in {t.micro_batch for t in measured}
@@ -408,7 +408,7 @@ class _Search:
         """The launches on the fewest devices that are enough."""
         return [trial for trial in self.trials if trial.devices == self.devices]
 
-    def _of(self, stage: str) -> list[Trial]:
+    def _trials_of(self, stage: str) -> list[Trial]:
         return [trial for trial in self._here() if trial.stage == stage]
 
     def _launch_trial(self, stage: str, size: int, devices: int) -> None:
@@ -416,7 +416,7 @@ class _Search:
         folder = self._options.output
         trial = self._make_trial(stage, size, devices)
         ranks = 0
-        command, environment = self._filled(trial, folder / f"launch{number}")
+        command, environment = self._fill_template(trial, folder / f"launch{number}")
         if self.machine is not None:
             placed = placed_launch(
                 command, self._options.nodes, self._options.processes, self.machine.environment
@@ -427,13 +427,13 @@ class _Search:
         name = f"fit-{self.key}-{number}-{int(time.time())}"
         label = self.label(stage, devices) + f", micro-batch {size}" * self.has_batch_place
         tell_user(f"launch {number} of at most {self._options.launches}: {label}")
-        memory_line = fit.fitted_line(self._of(stage), fit.HOST)
+        memory_line = fit.fitted_line(self._trials_of(stage), fit.HOST)
         request = Request(
             trial=trial, command=command, environment=environment, name=name,
             log=folder / f"launch{number}.log", steps=self._options.steps, ranks=ranks,
             most_seconds=self._options.seconds,
             # a virtual device's step has another length on a host that its ranks do not share
-            best=self._best(stage) if self.machine is None else None,
+            best=self._best_estimate(stage) if self.machine is None else None,
             expected_bytes=None if memory_line is None else memory_line.at(size),
         )  # fmt: skip
         done = run_launch(request, lambda message: show_progress(f"  {message}"))
@@ -460,7 +460,7 @@ class _Search:
                 f"the run reports a micro-batch of {reported_size}, where {done.micro_batch} was set"
             )
 
-    def _best(self, stage: str) -> Any:
+    def _best_estimate(self, stage: str) -> Any:
         estimates = [
             e for t in self.trials if t.stage != stage and t.fits and (e := t.estimate) is not None
         ]
@@ -471,7 +471,7 @@ class _Search:
         accumulation = 1 if global_batch is None else global_batch // (size * self._options.ranks)
         return Trial(stage=stage, micro_batch=size, devices=devices, accumulation=accumulation)
 
-    def _filled(self, trial: Trial, folder: Path) -> tuple[list[str], dict[str, str]]:
+    def _fill_template(self, trial: Trial, folder: Path) -> tuple[list[str], dict[str, str]]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         command, environment, files = self._template.filled(_trial_values(trial), folder.absolute())
         for path, content in files.items():
@@ -481,7 +481,7 @@ class _Search:
 
     def _setup(self) -> tuple[Setup | None, str]:
         """The setup of the last launch of the first stage; None with the reason where it is unknown."""
-        trials = self._of(self._names[0])
+        trials = self._trials_of(self._names[0])
         run = snapshot_or_none(trials[-1].run) if trials else None
         if run is None:
             return None, "no launch of the first stage is on record"
@@ -552,7 +552,7 @@ class _Search:
         for name, size in choices:
             trial = self._make_trial(name, size, self.devices or 0)
             folder = self._options.output / (f"stage-{name}" if name else "use")
-            command, environment = self._filled(trial, folder)
+            command, environment = self._fill_template(trial, folder)
             variables = [f"{name}={shlex.quote(setting)}" for name, setting in environment.items()]
             script = folder / "command.sh"
             script.parent.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,15 @@ def call(options: argparse.Namespace) -> int:
     """Serves until the assistant closes its end, or until Ctrl-C."""
     served = build_mcp_server()
     if options.http:
-        return _serve_http(served, options.host, options.port)
+        import uvicorn  # comes with the SDK
+
+        app = build_asgi_application(served, options.host, job_token())
+        listening = open_listening_socket(options.host, options.port)
+        url_host = f"[{options.host}]" if ":" in options.host else options.host
+        tell_user(f"MCP at http://{url_host}:{listening.getsockname()[1]}/mcp")
+        config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=2)
+        uvicorn.Server(config).run(sockets=[listening])
+        return 0
     if sys.stdin.isatty():
         tell_user("waiting for an assistant on standard input; zeromon mcp --help has its configuration")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a thread that reads cannot be interrupted
@@ -137,15 +145,3 @@ def build_asgi_application(served: Any, host: str, token: str) -> Guarded:
     return Guarded(
         served.streamable_http_app(host=host, stateless_http=True, json_response=True), policy
     )
-
-
-def _serve_http(served: Any, host: str, port: int) -> int:
-    import uvicorn  # comes with the SDK
-
-    app = build_asgi_application(served, host, job_token())
-    listening = open_listening_socket(host, port)
-    url_host = f"[{host}]" if ":" in host else host
-    tell_user(f"MCP at http://{url_host}:{listening.getsockname()[1]}/mcp")
-    config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=2)
-    uvicorn.Server(config).run(sockets=[listening])
-    return 0

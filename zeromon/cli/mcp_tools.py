@@ -177,7 +177,7 @@ def trace(run: str = "") -> list[str]:
     if capture is None:
         trace_text = f"n/a: no trace was taken. On its machine: zeromon trace capture {of.run}"
     elif capture.is_open:
-        trace_text = capture_text(capture, max((rank.steps.last_step for rank in of.ranks), default=0))
+        trace_text = capture_text(capture, of.last_step)
     else:
         ranks = read_analysis_result(Path(capture.folder))
         trace_text = capture_report(capture, _make_printable(ranks, list[RankTrace]))

@@ -252,8 +252,8 @@ def find_failure(output: str) -> str:
 
 def _ended_steps(rank: RankSnapshot) -> int:
     """Steps that the device has ended, too: a host may be several ahead of it."""
-    last = rank.steps.recent[-1].step if rank.steps.recent else 0
-    return rank.steps.watched_steps - max(0, rank.steps.last_step - last)
+    ended_step = rank.steps.recent[-1].step if rank.steps.recent else 0
+    return rank.steps.watched_steps - max(0, rank.steps.last_step - ended_step)
 
 
 def _device_peak_bytes(rank: RankSnapshot) -> tuple[int, int] | None:

@@ -48,7 +48,7 @@ from zeromon.cli.plan_setup import add_setup_arguments, read_run_snapshot, setup
 from zeromon.cli.terminal import show_json, show_text, show_working
 from zeromon.export.files import Progress
 from zeromon.memory import plan
-from zeromon.memory.plan import Point, Work, failed_point, point_of, work_of
+from zeromon.memory.plan import Point, Work, point_of, work_of
 from zeromon.memory.reconcile import micro_batch_of_rank
 from zeromon.memory.speeds import DEVICES, find_named_device
 from zeromon.readout.throughput import (
@@ -202,11 +202,7 @@ def setup_source(options: argparse.Namespace, run: RunSnapshot | None) -> tuple[
     if run is None:
         return setup_from_model, work_of(setup_from_model(options))
     base = plan.of_run(run)
-    return lambda changed: setup_of_run(run, changed, base), work_of_run(run, base, options)
-
-
-def work_of_run(run: RunSnapshot, base: plan.Setup, options: argparse.Namespace) -> Work:
-    """The work of a sample of *run*; a micro-batch of unknown size counts as one sample."""
+    # A micro-batch of unknown size counts as one sample
     rank = next(rank for rank in run.ranks if rank.config.models)
     size = micro_batch_of_rank(rank) or 1
     micro_batches = base.plan.ranks * base.plan.accumulation
@@ -217,7 +213,7 @@ def work_of_run(run: RunSnapshot, base: plan.Setup, options: argparse.Namespace)
     peak = device_peak(rank)
     if device is not None:
         peak = device.flops(base.plan.precision.compute_bytes)
-    return Work(
+    return lambda changed: setup_of_run(run, changed, base), Work(
         tokens=per_sample,
         flops=per_sample * flops if per_sample is not None and isinstance(flops, float) else None,
         peak=peak if isinstance(peak, float) else None,
@@ -273,22 +269,19 @@ def _new_point(change: Change, options: argparse.Namespace, setup_of: SetupOf, w
     # A copy: setup_from_model fills in --gpu, and each change starts from what was typed
     changed = argparse.Namespace(**vars(options))
     for name, value in change.items():
-        _set_option(changed, name, value)
+        # As the command line would set it
+        dest = name.replace("-", "_")
+        actions: Iterable[argparse.Action] = changed.setup_parser._actions
+        action = next((a for a in actions if a.dest == dest and dest not in _NOT_SET), None)
+        if action is None:
+            settable = (a.dest for a in actions if a.option_strings and a.dest not in _NOT_SET)
+            names = ", ".join(sorted(option.replace("_", "-") for option in settable))
+            raise PlanError(f"{name!r} is no setting", hint=f"There are {names}.")
+        setattr(changed, dest, _option_value(action, name, value))
     try:
         return point_of(change, setup_of(changed), work, changed.micro_batch or 0)
     except PlanError as error:
-        return failed_point(change, error)
-
-
-def _set_option(options: argparse.Namespace, name: str, typed: str) -> None:
-    """Sets the option *name* as the command line would; raises :class:`PlanError`."""
-    dest = name.replace("-", "_")
-    actions: Iterable[argparse.Action] = options.setup_parser._actions
-    action = next((a for a in actions if a.dest == dest and dest not in _NOT_SET), None)
-    if action is None:
-        names = ", ".join(sorted(settable_names(options.setup_parser)))
-        raise PlanError(f"{name!r} is no setting", hint=f"There are {names}.")
-    setattr(options, dest, _option_value(action, name, typed))
+        return Point(change=change, setup=None, row=None, error=str(error))
 
 
 def _option_value(action: argparse.Action, name: str, typed: str) -> Any:
@@ -305,9 +298,3 @@ def _option_value(action: argparse.Action, name: str, typed: str) -> Any:
         choices = ", ".join(map(str, action.choices))
         raise PlanError(f"{name} is one of {choices}, not {typed!r}")
     return value
-
-
-def settable_names(parser: argparse.ArgumentParser) -> list[str]:
-    """The names that --set and --sweep take."""
-    names = [a.dest.replace("_", "-") for a in parser._actions if a.option_strings]
-    return [name for name in names if name.replace("-", "_") not in _NOT_SET]

@@ -176,16 +176,11 @@ def _roles_text(row: plan.Row) -> str:
         f"  {c[0]:<{widths[0]}}  {c[1]:>10}  {c[2]:<{widths[2]}}  {c[3]:<{widths[3]}}  {c[4]}"
         for c in cells
     ]
-    return "\n".join([_phases_text(row), *lines])
-
-
-def _phases_text(row: plan.Row) -> str:
-    """``device memory peaks in the optimizer step: 45.6 GiB (loss 32.6 GiB, ...)``."""
     by_phase = row.memory.by_phase()
     peak = max(by_phase, key=lambda phase: by_phase[phase])
-    others = ", ".join(f"{name} {human_bytes(n)}" for name, n in by_phase.items() if name != peak)
-    most = f"{row.plan.label}: device memory peaks in the {peak}, {human_bytes(by_phase[peak])}"
-    return f"{most} ({others})"
+    other_phases = ", ".join(f"{name} {human_bytes(n)}" for name, n in by_phase.items() if name != peak)
+    largest_peak = f"{row.plan.label}: device memory peaks in the {peak}, {human_bytes(by_phase[peak])}"
+    return "\n".join([f"{largest_peak} ({other_phases})", *lines])
 
 
 def plan_as_json(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) -> dict[str, Any]:

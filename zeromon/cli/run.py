@@ -144,18 +144,6 @@ def _check_trackers(names: list[str]) -> None:
             check_tracker(name)
 
 
-def _start_tracking(names: list[str], folder: Path, environment: dict[str, str]) -> None:
-    """Starts a process for each tracker, once for all tasks of a launcher."""
-    own_environment = _without_shim(environment, folder.parent)
-    # wandb and mlflow may be importable by the command's PYTHONPATH alone
-    own_environment["PYTHONPATH"] += environment["PYTHONPATH"].removeprefix(str(paths.SHIM))
-    for name in dict.fromkeys(names):
-        with suppress(FileExistsError, subprocess.TimeoutExpired):
-            # The task that creates the file starts the tracker; all others get FileExistsError
-            (folder / f"{paths.TRACK}{name}").touch(0o600, exist_ok=False)
-            _launch_in_background(["-c", _IN_BACKGROUND, name, str(folder)], own_environment)
-
-
 _IN_BACKGROUND = """
 import os, pathlib, sys
 from zeromon.collector.collector_process import go_to_background
@@ -201,7 +189,15 @@ def _prepare_run(
     if options.sd_file is not None:
         environment["ZEROMON_SD_FILE"] = str(options.sd_file.absolute())
     address = start_collector(root, environment)
-    _start_tracking(options.track, folder, environment)
+    # A process for each tracker, once for all tasks of a launcher
+    own_environment = _without_shim(environment, folder.parent)
+    # wandb and mlflow may be importable by the command's PYTHONPATH alone
+    own_environment["PYTHONPATH"] += environment["PYTHONPATH"].removeprefix(str(paths.SHIM))
+    for name in dict.fromkeys(options.track):
+        with suppress(FileExistsError, subprocess.TimeoutExpired):
+            # The task that creates the file starts the tracker; all others get FileExistsError
+            (folder / f"{paths.TRACK}{name}").touch(0o600, exist_ok=False)
+            _launch_in_background(["-c", _IN_BACKGROUND, name, str(folder)], own_environment)
     if not options.quiet:
         endpoint = f"http://{address}/metrics" if address else "the collector is still starting"
         tell_user(f"watching run {folder.name} ({endpoint}); look at it with: zeromon attach")
@@ -247,7 +243,10 @@ def _choose_run_id(given_name: str | None, command: list[str]) -> str:
             )
         return name
     script = paths.script_name_of(command)
-    job = _slurm_job_name()
+    # 4711.0: job and step of Slurm; 4711 outside of a step, "" outside of a job.
+    numbers = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    # Slurm's interactive step has the id 4294967290, which names nothing
+    job = ".".join(number for number in numbers if number.isdigit() and len(number) < 10)
     if job:
         return f"{job}-{script}"
     if _is_one_of_many():
@@ -255,13 +254,6 @@ def _choose_run_id(given_name: str | None, command: list[str]) -> str:
         if key.strip("|"):
             return f"{script}-{zlib.crc32(key.encode()):08x}"
     return paths.new_run_id(command)
-
-
-def _slurm_job_name() -> str:
-    """``4711.0``: job and step of Slurm; ``4711`` outside of a step, "" outside of a job."""
-    numbers = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    # Slurm's interactive step has the id 4294967290, which names nothing
-    return ".".join(number for number in numbers if number.isdigit() and len(number) < 10)
 
 
 def _is_run_live(folder: Path) -> bool:

@@ -41,7 +41,6 @@ from zeromon.sources.live import LiveSource, find_live_runs, only_live_run
 from zeromon.traces.allocations import DeviceMemory, memory_by_device, memory_growers, read_snapshot
 from zeromon.traces.analysis import (
     RESULT_FILE,
-    RankTrace,
     analyze_trace,
     collective_durations,
     encode_analysis_result,
@@ -205,7 +204,7 @@ def _await_capture(source: LiveSource, number: int) -> Capture:
         if not capture.is_open:
             show_progress("")
             return capture
-        message = capture_text(capture, max((rank.steps.last_step for rank in run.ranks), default=0))
+        message = capture_text(capture, run.last_step)
         if message != last_message:
             (show_progress if sys.stderr.isatty() else tell_user)(message)
             last_message = message
@@ -235,7 +234,15 @@ def call(options: argparse.Namespace) -> int:
     waited = rank_waits(orders)
     if waited is not None:
         ranks = [replace(r, wait_seconds=ns / 1e9) for r, ns in zip(ranks, waited, strict=True)]
-    ranks = _mark_twin_ranks(ranks)
+    # In order of ranks; two files of one rank are both kept, with a note.
+    numbers: set[int] = set()
+    marked = []
+    for rank in sorted(ranks, key=lambda r: r.rank):
+        note = f"another file is of rank {rank.rank}, too"
+        is_twin = rank.rank in numbers
+        numbers.add(rank.rank)
+        marked.append(replace(rank, notes=(*rank.notes, note)) if is_twin else rank)
+    ranks = marked
     if options.json:
         sys.stdout.write(encode_analysis_result(ranks).decode() + "\n")
         return 0
@@ -256,18 +263,6 @@ def _rank_of_trace(data: TraceData, otherwise: int) -> int:
         return data.rank
     match = _RANK_IN_NAME.search(data.name)
     return int(match.group(1)) if match else otherwise
-
-
-def _mark_twin_ranks(ranks: list[RankTrace]) -> list[RankTrace]:
-    """In order of ranks; two files of one rank are both kept, with a note."""
-    numbers: set[int] = set()
-    marked = []
-    for rank in sorted(ranks, key=lambda r: r.rank):
-        note = f"another file is of rank {rank.rank}, too"
-        is_twin = rank.rank in numbers
-        numbers.add(rank.rank)
-        marked.append(replace(rank, notes=(*rank.notes, note)) if is_twin else rank)
-    return marked
 
 
 # ---- ``zeromon trace memory`` and ``zeromon trace flight`` --------------------------------------

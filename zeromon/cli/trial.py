@@ -21,7 +21,7 @@ from zeromon.cli import tell_user, user_agrees
 from zeromon.cli.parser import add_flag, add_option
 from zeromon.cli.terminal import show_json, show_progress, show_text
 from zeromon.readout.remedy import progress_text, result_text, trial_obstacle
-from zeromon.snapshot import Finding, RunSnapshot
+from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.finding import Trial
 from zeromon.sources.live import LiveSource, find_live_runs, only_live_run
 
@@ -53,12 +53,22 @@ def call(options: argparse.Namespace) -> int:
     if reason := trial_obstacle(run, finding):
         raise TrialRefused(f"{finding.code} cannot be tried: {reason}")
     if not options.yes:
-        _confirm_trial(finding)
+        if not sys.stdin.isatty():
+            raise TrialRefused("this changes a live job: confirm with --yes")
+        tell_user(f"{finding.code} {finding.text}")
+        for row in finding.remedy.diff.splitlines() if finding.remedy else ():
+            tell_user(f"  {row}")
+        if not user_agrees("zeromon: try this in the live job, and undo it?"):
+            raise TrialRefused("not confirmed", "Nothing was changed.")
     trial = _run_trial(source, source.try_change(finding.rule, options.rounds))
     if options.json:
         show_json({"run": source.run, "trial": trial})
     else:
-        show_text(trial_as_text(trial))
+        rows = [f"{trial.code} {trial.rule}: {result_text(trial)}"]
+        if trial.is_significant and (trial.gain_seconds or 0.0) > 0:
+            rows += ["  the change is undone, and alters no result; to keep it:", f"  {trial.dialect}:"]
+            rows += [f"    {row}" for row in trial.diff.splitlines()]
+        show_text("\n".join(rows) + "\n")
     return 0 if trial.is_significant and (trial.gain_seconds or 0.0) > 0 else 1
 
 
@@ -70,16 +80,6 @@ def trial_choices(run: RunSnapshot) -> str:
             reason = trial_obstacle(run, finding)
             rows.append(f"{finding.code} {finding.rule}: {reason or 'can be tried'}")
     return "\n".join(rows or ["no finding with a remedy"]) + "\n"
-
-
-def _confirm_trial(finding: Finding) -> None:
-    if not sys.stdin.isatty():
-        raise TrialRefused("this changes a live job: confirm with --yes")
-    tell_user(f"{finding.code} {finding.text}")
-    for row in finding.remedy.diff.splitlines() if finding.remedy else ():
-        tell_user(f"  {row}")
-    if not user_agrees("zeromon: try this in the live job, and undo it?"):
-        raise TrialRefused("not confirmed", "Nothing was changed.")
 
 
 def _run_trial(source: LiveSource, number: int) -> Trial:
@@ -114,7 +114,7 @@ def _follow_trial(source: LiveSource, number: int, *, renews: bool = True) -> Tr
         if trial is not None and not trial.is_open:
             return trial
         if trial is not None:
-            message = progress_text(trial, max((rank.steps.last_step for rank in run.ranks), default=0))
+            message = progress_text(trial, run.last_step)
             if message != last_message:
                 show_progress(message)
             last_message = message
@@ -124,12 +124,3 @@ def _follow_trial(source: LiveSource, number: int, *, renews: bool = True) -> Tr
                 source.renew_trial(number, go_on=True)
         time.sleep(_LOOK_SECONDS)
     raise TrialRefused(f"trial {number} has not ended", "The ranks undo it before their next block.")
-
-
-def trial_as_text(trial: Trial) -> str:
-    """The result, and the diff to keep."""
-    rows = [f"{trial.code} {trial.rule}: {result_text(trial)}"]
-    if trial.is_significant and (trial.gain_seconds or 0.0) > 0:
-        rows += ["  the change is undone, and alters no result; to keep it:", f"  {trial.dialect}:"]
-        rows += [f"    {row}" for row in trial.diff.splitlines()]
-    return "\n".join(rows) + "\n"

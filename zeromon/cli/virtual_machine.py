@@ -144,8 +144,14 @@ def virtual_machine(
     Within, this process and its children keep live runs in a folder of the machine's own.
     """
     values, torch = machine_values(options), find_torch(command)
-    _refuse_old_device(values, torch)
-    libraries = _libraries(torch)
+    # A CUDA 13 supports no device that is older than compute capability 7.5
+    cuda = re.search(r"^cuda\b.*'(\d+)", (torch / "version.py").read_text(), re.MULTILINE)
+    if cuda and int(cuda[1]) >= 13 and (values["major"], values["minor"]) < (7, 5):
+        raise LaunchError(
+            f"this torch, for CUDA {cuda[1]}, has no kernels for {values['name']}",
+            "Install the build of torch that this GPU will run: one for CUDA 12.",
+        )
+    libraries = _build_libraries(torch)
     root = paths.choose_ring_root().parent
     _remove_abandoned(root)
     folder = paths.make_private_folder(root / f"zeromon-{name}")
@@ -296,16 +302,6 @@ def find_torch(command: Sequence[str]) -> Path:
     return torch
 
 
-def _refuse_old_device(values: Mapping[str, float | str], torch: Path) -> None:
-    """Raises :class:`LaunchError` for a device that is older than those that a CUDA 13 supports."""
-    cuda = re.search(r"^cuda\b.*'(\d+)", (torch / "version.py").read_text(), re.MULTILINE)
-    if cuda and int(cuda[1]) >= 13 and (values["major"], values["minor"]) < (7, 5):
-        raise LaunchError(
-            f"this torch, for CUDA {cuda[1]}, has no kernels for {values['name']}",
-            "Install the build of torch that this GPU will run: one for CUDA 12.",
-        )
-
-
 def python_of(command: Sequence[str]) -> list[str]:
     """Returns how *command* starts its Python; of a shell script, the first on the path."""
     if PurePath(command[0]).name in _STARTS_ELSEWHERE:
@@ -333,7 +329,7 @@ _ENTERS_ENVIRONMENT = {"uv", "env", "nice", "numactl", "taskset", "conda", "poet
 _STARTS_ELSEWHERE = {"srun", "sbatch", "salloc", "qsub", "mpirun", "mpiexec", "pdsh", "ssh"}
 
 
-def _libraries(torch: Path) -> Path:
+def _build_libraries(torch: Path) -> Path:
     """Builds the libraries for *torch*, unless they are there, and returns their folder."""
     if shutil.which("g++") is None:
         raise LaunchError(

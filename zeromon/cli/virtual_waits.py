@@ -104,7 +104,7 @@ class RankRings:
 
 def waits_by_unit(operations: Sequence[Operation], calls: HostCalls) -> tuple[UnitWait, ...]:
     """Returns what each unit's collectives take in a step, the longest wait first."""
-    calls_of_rank = list(_called(uncovered_nanoseconds(operations, kind=SLOW), calls.callers))
+    calls_of_rank = list(_collective_calls(uncovered_nanoseconds(operations, kind=SLOW), calls.callers))
     steps_of_calls = [
         [call for call in calls_of_rank if begin_ns < call[1].enqueued <= end_ns]
         for _, begin_ns, end_ns in calls.windows(operations)
@@ -131,14 +131,16 @@ def waits_by_unit(operations: Sequence[Operation], calls: HostCalls) -> tuple[Un
     return tuple(sorted(rows, key=lambda row: row.exposed_seconds, reverse=True))
 
 
-def _called(
+def _collective_calls(
     collectives: Iterable[tuple[Operation, int]], callers: Sequence[Caller]
 ) -> Iterator[tuple[tuple[str, str, str], Operation, int]]:
     """Yields each of the *collectives* with the unit, operation and phase of its caller."""
     used = -1
     for operation, exposed in sorted(collectives, key=lambda pair: pair[0].enqueued):
         position = bisect_right(callers, operation.enqueued, key=itemgetter(0)) - 1
-        kernel = kernel_op(operation.name)
+        # all_reduce for ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)
+        camel = operation.name.removeprefix("ncclDevKernel_").partition("_")[0].partition("(")[0]
+        kernel = re.sub(r"(?<!^)(?=[A-Z])", "_", camel).lower()
         # A second one after the same call was launched by C++, as those of DDP's reducer are
         is_known = position > used and kernel in (callers[position][2], _SEND_RECEIVE)
         used = max(used, position)

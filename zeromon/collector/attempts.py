@@ -251,7 +251,7 @@ class Launched:
         by_pid = {process.pid: process for process in ranks_to_be(self._pid, running_processes())}
         for pid, process in by_pid.items():
             if pid not in self._waiting and pid not in reported:
-                self._add(process, now_ns)
+                self._add_process(process, now_ns)
         for pid, waiting in list(self._waiting.items()):
             if pid in reported or (waiting.rank is None and pid not in by_pid):  # not a rank after all
                 del self._waiting[pid]
@@ -261,7 +261,7 @@ class Launched:
         if self.is_waiting:
             self._read_stacks(now_ns)
 
-    def _add(self, process: Process, now_ns: int) -> None:
+    def _add_process(self, process: Process, now_ns: int) -> None:
         restarts = process.environment.get("TORCHELASTIC_RESTART_COUNT", "")
         attempt = 1 + int(restarts) if restarts.isdigit() else 1
         watch = ProcessWatch(process.pid)

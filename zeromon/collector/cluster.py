@@ -362,7 +362,7 @@ class Leader:
             return LeaderReply(
                 received_ns=received_ns,
                 replied_ns=received_ns,
-                every_seconds=self._every(),
+                every_seconds=self._report_interval(),
                 sample=self._sample,
                 nodes=self._notable if _MAX_LISTED < len(self._nodes) <= report.known else self._all,
                 groups=groups,
@@ -372,7 +372,7 @@ class Leader:
                 asked=sorted({hang.group_id for hang in self._hangs}),
             )
 
-    def _every(self) -> float:
+    def _report_interval(self) -> float:
         return report_interval_seconds(len(self._nodes))
 
     def _adapt_sampling_rate(self, seconds: float) -> None:
@@ -385,7 +385,7 @@ class Leader:
 
     def _list_known_nodes(self, now_ns: int) -> None:
         """Lists the nodes for the next replies."""
-        limit = silence_timeout_seconds(self._every())
+        limit = silence_timeout_seconds(self._report_interval())
         self._all = [
             KnownNode(node.card, (now_ns - node.heard_ns) / 1e9, node.round_trip_ns / 1e9)
             for _, node in sorted(self._nodes.items())
@@ -416,7 +416,7 @@ class Leader:
         members: list[PeerRank] = []
         for node in self._nodes.values():
             # The ranks of a silent node look like members that never come, and would be accused
-            if (now_ns - node.heard_ns) / 1e9 < silence_timeout_seconds(self._every()):
+            if (now_ns - node.heard_ns) / 1e9 < silence_timeout_seconds(self._report_interval()):
                 members += node.peers
         self._hangs = hangs_of(members, now_ns)
         concerned = {r for hang in self._hangs for r in (*hang.missing[:8], *hang.dead[:8])}

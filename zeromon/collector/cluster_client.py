@@ -201,7 +201,7 @@ class ClusterSync:
             self.cards(),
             self._heard,
             time.monotonic() - self._replied,
-            self._every(),
+            self._report_interval(),
             self.own.first_rank,
             self.offset(),
             time.monotonic_ns(),
@@ -216,7 +216,7 @@ class ClusterSync:
         for card in cards:
             self._cards.setdefault(card.first_rank, card)
 
-    def _every(self) -> float:
+    def _report_interval(self) -> float:
         """Seconds between reports: as the leader says, and not less than the known nodes need."""
         leader_seconds = self._reply.every_seconds if self._reply is not None else 0.0
         return max(leader_seconds, cluster.report_interval_seconds(len(self._cards)))
@@ -227,18 +227,18 @@ class ClusterSync:
         for number in range(1 << 62):
             start = time.monotonic()
             try:
-                self._exchange()
+                self._exchange_report()
                 self.note = ""
             except (OSError, ValueError, http.client.HTTPException) as error:
                 # A single exchange may fail: without the delay the note of the run would come and go
                 if time.monotonic() - self._replied > NODE_SILENT_SECONDS:
-                    self.note = self._why(error)
-            every = self._every()
+                    self.note = self._refusal_reason(error)
+            every = self._report_interval()
             wait = _PING * every if number < _FIRST_PINGS and not self.note else every
             if self._stopping.wait(max(0.02, wait - (time.monotonic() - start))):
                 return
 
-    def _why(self, error: Exception) -> str:
+    def _refusal_reason(self, error: Exception) -> str:
         leader_text = f"the collector of node {self._leader_name}, {self._address or 'which has none'}"
         if not os.environ.get("ZEROMON_TOKEN"):
             needs = "ZEROMON_HOST=0.0.0.0 and the same ZEROMON_TOKEN on all nodes"
@@ -252,7 +252,7 @@ class ClusterSync:
             hint = ": it listens there only; set ZEROMON_HOST=0.0.0.0 and ZEROMON_TOKEN on all nodes"
         return f"ranks of other nodes are not matched, {leader_text} does not answer{hint}"
 
-    def _exchange(self) -> None:
+    def _exchange_report(self) -> None:
         """Sends one report and takes the reply. Connects before it reads the clock."""
         token = os.environ.get("ZEROMON_TOKEN", "")
         if not token:  # nothing could prove whom the address leads to

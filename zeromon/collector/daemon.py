@@ -179,7 +179,7 @@ class Collector:
     def _newest(self, run: RunFollower) -> RunSnapshot:
         run.poll()
         self._name(run)
-        run.connect(self._lead)
+        run.connect(self._lead_run)
         run.keep_new_steps()
         snapshot = run.snapshot(self._devices)
         if run.record is not None:
@@ -222,7 +222,7 @@ class Collector:
         run.record = Record(self.store.folder(run.run))
         run.captures = Captures(run.folder, self.store.runs / run.run / "traces")
 
-    def _lead(self, run: str) -> Leader:
+    def _lead_run(self, run: str) -> Leader:
         """Makes this node the leader of *run*."""
         leader = self._leaders[run] = Leader()
         return leader

@@ -109,9 +109,9 @@ class Application:
             "/api/runs": self._runs,
         }
         self._posts: dict[str, Handler] = {
-            "/api/trace": lambda environ, reply: self._start_action(environ, reply, self._trace),
+            "/api/trace": lambda environ, reply: self._start_action(environ, reply, self._start_capture),
             "/api/try": lambda environ, respond: self._start_action(environ, respond, self._try),
-            "/api/exchange": self._exchange,
+            "/api/exchange": self._exchange_report,
         }
         self._policy = access.Policy(
             loopback=not any_host,
@@ -145,7 +145,8 @@ class Application:
         )
         token = self._policy.token
         # GET only: the signature covers no body, so the proof of a read must not open an action
-        if request.method == "GET" and self._is_proved(environ, READ, _signed_target(environ), token):
+        target = f"{environ.get('PATH_INFO', '')}?{environ.get('QUERY_STRING', '')}".encode()
+        if request.method == "GET" and self._is_proved(environ, READ, target, token):
             request = replace(request, token=token)
         refused = access.refusal_of(request, self._policy)
         if refused is not None:
@@ -216,7 +217,7 @@ class Application:
             return _send_json(respond, "409 Conflict", {"error": str(error), "hint": error.hint})
         return _send_json(respond, "202 Accepted", msgspec.to_builtins(accepted))
 
-    def _trace(self, body: bytes) -> Capture:
+    def _start_capture(self, body: bytes) -> Capture:
         request = _TRACE.decode(body)
         return self._view.trace(request.run, request.steps, request.ranks)
 
@@ -226,7 +227,7 @@ class Application:
             return self._view.renew_trial(request.run, request.number, go_on=request.go_on)
         return self._view.try_change(request.run, request.rule, request.rounds)
 
-    def _exchange(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+    def _exchange_report(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         # By its length: wsgi.input is the socket, which ends only when the client closes it
         report = environ["wsgi.input"].read(_request_body_size(environ))
         if not self._is_proved(environ, REPORT, report, self._token):
@@ -264,11 +265,6 @@ _SECTIONS: dict[str, Callable[[Past, Query], bytes]] = {
     "series": _encode_series,
 }
 """The name in a path and the method that answers it from a run's record."""
-
-
-def _signed_target(environ: Environ) -> bytes:
-    """The target of a signed read: the path and the query."""
-    return f"{environ.get('PATH_INFO', '')}?{environ.get('QUERY_STRING', '')}".encode()
 
 
 def target_groups(
@@ -323,7 +319,7 @@ def _summarize_run(run: RunSnapshot) -> dict[str, Any]:
         "detached": run.detached,
         "ranks": len(run.ranks),
         "pids": [rank.pid for rank in run.ranks],
-        "step": max((rank.steps.last_step for rank in run.ranks), default=0),
+        "step": run.last_step,
         "started": run.started_wall,
         "command": list(run.command),
     }

@@ -109,9 +109,9 @@ class _Sender:
             self._waiting.extend(messages)
             if messages and not self.is_busy:
                 self.is_busy = True
-                threading.Thread(target=self._work, name="notify", daemon=True).start()
+                threading.Thread(target=self._send_waiting, name="notify", daemon=True).start()
 
-    def _work(self) -> None:
+    def _send_waiting(self) -> None:
         """Sends until nothing waits."""
         while True:
             with self._lock:

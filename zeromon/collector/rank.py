@@ -21,7 +21,8 @@ from zeromon.probes.process import (
     main_thread_halt,
 )
 from zeromon.ring.buffer import NameKind, RingReader
-from zeromon.ring.events import ExitKind, Raw
+from zeromon.ring.codes import ExitKind
+from zeromon.ring.events import Raw
 from zeromon.ring.model_metadata import BACKGROUND
 from zeromon.snapshot import RankSnapshot
 from zeromon.snapshot.host import Disk, ExtensionLock, HostMemory, Pressure, WorkerMemory

@@ -154,13 +154,8 @@ def _note_silence(state: RankState, hang: Hang | None, *, stalls: bool, now_ns: 
         return
     silence.counted_ns = now_ns
     if hang is not None and silence.cause is Cause.HANG and not silence.of:
-        silence.of = _first_awaited(hang)
-
-
-def _first_awaited(hang: Hang) -> str:
-    """``rank 1``: the first rank that the others wait for; "" where that is not known."""
-    awaited = (*hang.dead, *hang.missing, *hang.elsewhere)
-    return f"rank {awaited[0]}" if awaited else ""
+        awaited = (*hang.dead, *hang.missing, *hang.elsewhere)
+        silence.of = f"rank {awaited[0]}" if awaited else ""
 
 
 _START_SECONDS = 30.0
@@ -301,7 +296,7 @@ class RunFollower:
                 follower.poll()
                 self._match_arrivals([follower])
                 summaries = self._summarize_ranks([follower], now_ns)
-                ranks = self._complete([follower], summaries, devices, now_ns)
+                ranks = self._complete_summaries([follower], summaries, devices, now_ns)
                 hangs_of(map(as_member, ranks), now_ns)
             except Exception as error:  # noqa: PERF203
                 broken[name] = printable(f"{name} is left out: {type(error).__name__}: {error}")
@@ -377,7 +372,9 @@ class RunFollower:
         """Returns *run* with when its history stopped, and why."""
         if self.record is not None and self.record.note and not self._history.note:
             self._history = HistoryEnd(self.record.note, self._wall_seconds(), self.record.last_step)
-            write_history_end(self.folder, self._history)
+            # Beside the rings, because the store may be unable to keep it
+            with suppress(OSError):
+                replace_file(self.folder / _HISTORY_END, json.dumps(self._history))
         note, until_wall, step = self._history
         return replace(run, history_note=note, history_until=until_wall, history_step=step)
 
@@ -400,7 +397,7 @@ class RunFollower:
         self._host.new_round()
         summaries = self._summarize_ranks(followers, now_ns)
         capture = self.captures.follow(summaries, now_ns) if self.captures is not None else None
-        ranks = self._nccl.inspected(self._complete(followers, summaries, devices, now_ns))
+        ranks = self._nccl.inspected(self._complete_summaries(followers, summaries, devices, now_ns))
         nodes = self.cluster.nodes()
         self._find_stragglers(ranks, nodes)
         self.cluster.report(ranks)
@@ -418,7 +415,7 @@ class RunFollower:
             ranks=ranks,
             findings=(),
             note=self._note(),
-            unread=self._unread(followers),
+            unread=self._unread_ranks(followers),
             stragglers=self._stragglers,
             hangs=hangs,
             ras=self._nccl.ras(ranks, hangs if leads else (), now_ns),
@@ -429,7 +426,7 @@ class RunFollower:
             away=self.cluster.away,
             nodes_note=self.cluster.note,
             attempts=attempts.earlier_attempts(by_attempt, self._launched_ns),
-            job=self._job(followers),
+            job=self._job_name(followers),
             planned_steps=int(self.info.get("steps") or 0),
             driver=devices.driver(),
             cpu_users=self._cpu_users.read(now_ns) if any(map(lacks_cpus, ranks)) else (),
@@ -481,7 +478,7 @@ class RunFollower:
             summaries.append(summarize_rank(follower.state, observed))
         return summaries
 
-    def _complete(
+    def _complete_summaries(
         self,
         followers: Sequence[RankFollower],
         summaries: Sequence[RankSnapshot],
@@ -546,7 +543,7 @@ class RunFollower:
                 self._stragglers,
             )
 
-    def _job(self, followers: Sequence[RankFollower]) -> str:
+    def _job_name(self, followers: Sequence[RankFollower]) -> str:
         """The name that the user gave to the job, else the id that its launcher or scheduler gave."""
         names = (self.info.get("job"), *(follower.state.meta.get("job") for follower in followers))
         return next((str(name) for name in names if name), "")
@@ -557,7 +554,7 @@ class RunFollower:
             return "; ".join(filter(None, messages))
         return "" if self.ranks or not self.ended else _NO_RANK
 
-    def _unread(self, followers: Iterable[RankFollower]) -> tuple[int, ...]:
+    def _unread_ranks(self, followers: Iterable[RankFollower]) -> tuple[int, ...]:
         """The ranks that have no ring but one that cannot be read, by the names of the files."""
         ring_ranks = {paths.rank_of_ring(name) for name in self.bad_rings}
         return tuple(sorted(ring_ranks - {follower.state.rank for follower in followers} - {-1}))
@@ -598,7 +595,14 @@ class RunFollower:
                 store.keep_ring(self.run, follower.path.name, follower.reader.memory)
         for follower in self.ranks.values():  # after every copy is complete
             follower.reader.close()
-        remove_run_files(self.folder)
+        # zeromon's own files alone, because the user may have chosen the folder
+        for name in _RUN_FILES:
+            # A killed process leaves the hidden file that was to replace another
+            for path in (*self.folder.glob(name), *self.folder.glob(f".{name}.*")):
+                # The file may only name a ring in shared memory, which unlink() would leave behind
+                if path.suffix == ".ring":
+                    remove_ring_file(path)
+                path.unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()
 
@@ -700,23 +704,6 @@ def read_history_end(folder: Path) -> HistoryEnd:
         note, until_wall, step = json.loads((folder / _HISTORY_END).read_text())
         return HistoryEnd(printable(str(note)), float(until_wall), int(step))
     return HistoryEnd()
-
-
-def write_history_end(folder: Path, history_end: HistoryEnd) -> None:
-    """Notes it beside the rings, because the store may be unable to keep it."""
-    with suppress(OSError):
-        replace_file(folder / _HISTORY_END, json.dumps(history_end))
-
-
-def remove_run_files(folder: Path) -> None:
-    """Deletes zeromon's own files alone, because the user may have chosen the folder."""
-    for name in _RUN_FILES:
-        # A killed process leaves the hidden file that was to replace another
-        for path in (*folder.glob(name), *folder.glob(f".{name}.*")):
-            # The file may only name a ring in shared memory, which unlink() would leave behind
-            if path.suffix == ".ring":
-                remove_ring_file(path)
-            path.unlink(missing_ok=True)
 
 
 def read_saved_totals(path: Path) -> dict[str, Checkpoint]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from zeromon.ring import paths
 from zeromon.ring.files import replace_file
 from zeromon.snapshot import RankSnapshot
 from zeromon.snapshot.levels import DEVICE_BOUND
-from zeromon.snapshot.step import Capture, CaptureState, RankCapture, TraceCheck
+from zeromon.snapshot.step import Capture, CaptureState, TraceCheck
 from zeromon.storage.run_store import DEPTH
 from zeromon.traces.analysis import RESULT_FILE, RankTrace, read_analysis_result
 
@@ -81,11 +81,11 @@ class Captures:
                 ranks=tuple(rank.rank for rank in chosen),
                 folder=str(folder),
             )
-            self._write(capture)
+            self._write_request(capture)
             self.last, self._requested_ns = capture, now_ns
             return capture
 
-    def _write(self, capture: Capture) -> None:
+    def _write_request(self, capture: Capture) -> None:
         body: dict[str, Any] = {"number": capture.number, "first": capture.first, "steps": capture.steps}
         body |= {"ranks": capture.ranks, "folder": capture.folder}
         with os_errors_as(CaptureRefused, f"write {self._request_file}"):
@@ -96,12 +96,12 @@ class Captures:
         with self._lock:
             capture = self.last
             if capture is not None and capture.state in (CaptureState.WAITING, CaptureState.RECORDING):
-                self.last = self._recorded(capture, ranks, now_ns)
+                self.last = self._update_recorded(capture, ranks, now_ns)
             elif capture is not None and capture.state == CaptureState.ANALYSING:
                 self.last = self._finish_analysis(capture, ranks)
             return self.last
 
-    def _recorded(self, capture: Capture, ranks: Sequence[RankSnapshot], now_ns: int) -> Capture:
+    def _update_recorded(self, capture: Capture, ranks: Sequence[RankSnapshot], now_ns: int) -> Capture:
         """Returns *capture* updated by the ranks' answers; starts the analysis after the last answer."""
         answers = {
             rank.rank: rank.requests.capture
@@ -110,13 +110,24 @@ class Captures:
         }
         has_begun = any(answer.state != CaptureState.WAITING for answer in answers.values())
         waited = (now_ns - self._requested_ns) / 1e9
-        timeout = _SAVE_TIMEOUT_SECONDS if has_begun else _start_timeout_seconds(ranks)
-        if _is_unanswered(capture, ranks, answers) and waited < timeout:
+        # The ranks may take as long to reach the first step
+        longest = max((rank.steps.median_seconds or 0.0 for rank in ranks), default=0.0)
+        timeout = _SAVE_TIMEOUT_SECONDS if has_begun else max(_START_TIMEOUT_SECONDS, 20 * longest)
+        alive = {rank.rank for rank in ranks if rank.status.alive}
+        finished = {rank for rank, answer in answers.items() if answer.state.is_over}
+        if any(rank in alive and rank not in finished for rank in capture.ranks) and waited < timeout:
             return replace(capture, state=CaptureState.RECORDING) if has_begun else capture
-        self.withdraw_request()
+        with suppress(OSError):
+            self._request_file.unlink()
         rank_files = (Path(capture.folder) / f"rank{rank}.json" for rank in capture.ranks)
         files = tuple(str(path) for path in rank_files if path.exists())
-        note = _missing_reasons(capture, answers)
+        reasons = [
+            f"rank {rank}: {answers[rank].why}"
+            for rank in capture.ranks
+            if rank in answers and answers[rank].why
+        ]
+        reasons += [f"rank {rank} did not answer" for rank in capture.ranks if rank not in answers]
+        note = "; ".join(reasons[:_MAX_REASONS])
         if not files:
             reason = note or f"no rank came to step {capture.first} in {waited:.0f} s"
             return replace(capture, state=CaptureState.FAILED, note=reason)
@@ -163,41 +174,10 @@ class Captures:
         self.checks.update(checks)
         return replace(capture, state=CaptureState.DONE, checks=checks)
 
-    def withdraw_request(self) -> None:
-        """Removes the request file."""
-        with suppress(OSError):
-            self._request_file.unlink()
-
     @property
     def busy(self) -> bool:
         """True if a capture is in progress."""
         return self.last is not None and self.last.is_open
-
-
-def _start_timeout_seconds(ranks: Sequence[RankSnapshot]) -> float:
-    """Returns how long the ranks may take to reach the first step, seconds."""
-    longest = max((rank.steps.median_seconds or 0.0 for rank in ranks), default=0.0)
-    return max(_START_TIMEOUT_SECONDS, 20 * longest)
-
-
-def _is_unanswered(
-    capture: Capture, ranks: Sequence[RankSnapshot], answers: Mapping[int, RankCapture]
-) -> bool:
-    """Returns whether a live rank has not finished the capture."""
-    alive = {rank.rank for rank in ranks if rank.status.alive}
-    finished = {rank for rank, answer in answers.items() if answer.state.is_over}
-    return any(rank in alive and rank not in finished for rank in capture.ranks)
-
-
-def _missing_reasons(capture: Capture, answers: Mapping[int, RankCapture]) -> str:
-    """Returns why ranks have no trace; "" where all have one."""
-    reasons = [
-        f"rank {rank}: {answers[rank].why}"
-        for rank in capture.ranks
-        if rank in answers and answers[rank].why
-    ]
-    reasons += [f"rank {rank} did not answer" for rank in capture.ranks if rank not in answers]
-    return "; ".join(reasons[:_MAX_REASONS])
 
 
 def _choose_ranks(

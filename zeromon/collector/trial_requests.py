@@ -60,12 +60,12 @@ class Trials:
                 raise TrialRefused(f"{finding.code} cannot be tried: {reason}")
             if not MIN_ROUNDS <= rounds <= MAX_ROUNDS:
                 raise TrialRefused(f"between {MIN_ROUNDS} and {MAX_ROUNDS} rounds, not {rounds}")
-            trial = self._plan(run, finding, rounds)
-            self._write(trial, rings)
+            trial = self._plan_trial(run, finding, rounds)
+            self._write_request(trial, rings)
             self._all, self._requested_ns = (*self._all, trial), now_ns
             return trial
 
-    def _plan(self, run: RunSnapshot, finding: Finding, rounds: int) -> Trial:
+    def _plan_trial(self, run: RunSnapshot, finding: Finding, rounds: int) -> Trial:
         change, remedy = CHANGES[finding.rule], finding.remedy
         assert remedy is not None  # trial_obstacle() refused it
         rare = change is Change.SHARED_COLLECTIONS
@@ -88,7 +88,7 @@ class Trials:
             gain_high_seconds=remedy.gain_high_seconds,
         )
 
-    def _write(self, trial: Trial, rings: tuple[str, ...]) -> None:
+    def _write_request(self, trial: Trial, rings: tuple[str, ...]) -> None:
         plan = Plan(trial.number, Change(trial.change), trial.first, trial.size, trial.blocks, rings)
         with os_errors_as(TrialRefused, f"write {self._file}"):
             # Before the request: an agent that reads it opens the words at once
@@ -154,7 +154,12 @@ class Trials:
         if silent > max(_STALLED_SECONDS, _STALLED_STEPS * step):
             reason = f"no step ended for {silent:.0f} s"
         else:
-            bare, tried = _seconds_by_state(current, ranks, max(r.steps.last_step for r in ranks) + 1)
+            end_step = max(r.steps.last_step for r in ranks) + 1
+            seconds = _seconds_by_step(ranks)
+            off_on: tuple[list[float], list[float]] = ([], [])
+            for number in range(current.blocks):
+                off_on[Plan.is_on(number)].extend(_block_seconds(current, seconds, number, end_step))
+            bare, tried = off_on
             if len(tried) > 2 and bare and statistics.median(tried) > _SLOWER * statistics.median(bare):
                 reason = f"steps took more than {_SLOWER:.0f} times as long with the change"
         if reason and not trial.note:
@@ -181,17 +186,6 @@ def _block_seconds(trial: Trial, seconds: dict[int, float], number: int, end_ste
     start = trial.first + number * trial.size
     steps = range(start + 1, min(end_step, start + trial.size))
     return [seconds[step] for step in steps if step in seconds]
-
-
-def _seconds_by_state(
-    trial: Trial, ranks: Sequence[RankSnapshot], end_step: int
-) -> tuple[list[float], list[float]]:
-    """The steps without and with the change."""
-    seconds = _seconds_by_step(ranks)
-    off_on: tuple[list[float], list[float]] = ([], [])
-    for number in range(trial.blocks):
-        off_on[Plan.is_on(number)].extend(_block_seconds(trial, seconds, number, end_step))
-    return off_on
 
 
 def judge_trial(trial: Trial, ranks: Sequence[RankSnapshot], end_step: int) -> Trial:

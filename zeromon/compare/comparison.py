@@ -52,14 +52,6 @@ class Course:
     """(step, bytes of the rank that has most), of the first run of a column; () where unknown."""
 
 
-def memory_course(columns: Sequence[Sequence[RunFigures]]) -> Course:
-    """Returns the memory of *columns* step by step, in which no peak is lost."""
-    firsts = [runs[0] for runs in columns]
-    on_device = all(run.peaks["reserved"] >= 0 for run in firsts)
-    curves = (run.reserved if on_device else run.resident for run in firsts)
-    return Course(metric=peak_memory(on_device=on_device), lines=tuple(map(_thin_out, curves)))
-
-
 def _thin_out(points: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """The highest point of each range of steps."""
     known_points = [point for point in points if point[1] >= 0]
@@ -184,12 +176,15 @@ def compare(columns: Sequence[Sequence[RunFigures]]) -> Comparison:
         replace(_column_of_runs(runs), lacked=machine.lacked, doubt=reason)
         for runs, machine, reason in zip(columns, machines, doubts, strict=True)
     )
+    firsts = [runs[0] for runs in columns]
+    on_device = all(run.peaks["reserved"] >= 0 for run in firsts)
+    curves = (run.reserved if on_device else run.resident for run in firsts)
     return Comparison(
         columns=summaries,
         rows=tuple(rows.values()),
         advice=recommend_column(summaries, by_name, machines),
         environment=environments_of([[run.snapshot for run in runs] for runs in columns]),
-        memory=memory_course(columns),
+        memory=Course(metric=peak_memory(on_device=on_device), lines=tuple(map(_thin_out, curves))),
     )
 
 
@@ -392,7 +387,7 @@ class _Contest:
         speeds = roomy or self.speeds
         fast = self.fast(speeds)
         if (top := _sole_column(fast)) is not None:
-            return top, f"take {self.names[top]}: {self._lead(top, speeds)}"
+            return top, f"take {self.names[top]}: {self._lead_text(top, speeds)}"
         top = _sole_column(self.small({i: self.memory[i] for i in fast if i in self.memory}))
         if top is not None and (rivals := self._rivals_in_memory(top, fast)):
             names, equals = (" and ".join(self.names[i] for i in sorted(s)) for s in (fast, rivals))
@@ -412,7 +407,7 @@ class _Contest:
         memory = {i: self.memory[i] for i in (top, *contenders) if i in self.memory}
         return [i for i in self.small(memory) if i != top]
 
-    def _lead(self, top: int, among: Mapping[int, Estimate]) -> str:
+    def _lead_text(self, top: int, among: Mapping[int, Estimate]) -> str:
         """Returns the lead in speed, such as ``12 % (± 2) faster than C (ZeRO-3)``, and the headroom."""
         rivals = [i for i in among if i != top]
         lead = "the only one with room to spare"

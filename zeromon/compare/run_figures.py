@@ -14,7 +14,7 @@ from zeromon.base.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.reconcile import Described, micro_batch_of_rank, read_model_facts, role_bytes
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
-from zeromon.ring.events import Op, Role
+from zeromon.ring.codes import Op, Role
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import BUS_FACTOR
 from zeromon.snapshot.noise import Estimate, block_estimate, half_width, median_of
@@ -299,10 +299,6 @@ def _retry_count(m: RunFigures) -> Figure:
     return _event_count(max(counts)) if min(counts) >= 0 else "the allocator does not count them"
 
 
-def _skipped_steps(m: RunFigures) -> Figure:
-    return _event_count(max((rank.steps.skipped_steps for rank in m.snapshot.ranks), default=0))
-
-
 def _event_count(count: int) -> Estimate:
     """Returns a count with Poisson uncertainty, the square root of the count."""
     return Estimate(count, math.sqrt(count))
@@ -373,7 +369,8 @@ METRICS = (
     Metric(name="largest_micro_batch", label="largest micro-batch", unit="count",
            find=_largest_micro_batch, more_is_better=True),
     Metric(name="allocation_retries", label="allocation retries", unit="count", find=_retry_count),
-    Metric(name="skipped_steps", label="skipped steps", unit="count", find=_skipped_steps),
+    Metric(name="skipped_steps", label="skipped steps", unit="count", find=lambda m: _event_count(
+        max((rank.steps.skipped_steps for rank in m.snapshot.ranks), default=0))),
     *(
         Metric(name=f"{tier}.{role.label}", label=f"{tier}: {role.label.replace('_', ' ')}",
                unit="bytes", find=_role_of(role.label, at))

@@ -137,7 +137,13 @@ class ArrivalSkew:
             sequence = arrival.sequence
             inside = pending.get(sequence)
             if inside is None:
-                inside = pending[sequence] = self._make_pending_entry()
+                # Where there are too many, the oldest of the group with most of them is removed
+                if self._kept >= _KEPT_PENDING:
+                    crowded = max(self._pending.values(), key=len)
+                    del crowded[next(iter(crowded))]
+                else:
+                    self._kept += 1
+                inside = pending[sequence] = {}
             inside[rank] = arrival
             if len(inside) == members:
                 del pending[sequence]
@@ -151,18 +157,6 @@ class ArrivalSkew:
                     self.outgoing.append(partial)
                 else:
                     self._record_waits(inside, match_single_node(partial))
-
-    def _make_pending_entry(self) -> Members:
-        """A new entry of the pending collectives.
-
-        Where there are too many, the oldest of the group with most of them is removed.
-        """
-        if self._kept >= _KEPT_PENDING:
-            crowded = max(self._pending.values(), key=len)
-            del crowded[next(iter(crowded))]
-        else:
-            self._kept += 1
-        return {}
 
     def record_match(self, match: MatchedCollective) -> None:
         """Records the leader's answer, whose times are already by this node's clock."""

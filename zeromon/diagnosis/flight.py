@@ -292,7 +292,10 @@ def _flight_finding_block(finding: FlightFinding) -> str:
         f"   since {start:%Y-%m-%d %H:%M:%S} UTC, {lasts}"
     )
     rows: dict[tuple[str, ...], list[int]] = {}
-    side = _differing_side(finding)
+    # 1 where only the outputs of the calls differ
+    calls = [row.call for row in finding.ranks if row.call and row.call.sequence == finding.sequence]
+    inputs, outputs = (len({(c.sizes[side], c.types[side]) for c in calls}) for side in _BOTH)
+    side = int(inputs == 1 < outputs)
     for call in finding.ranks:
         rows.setdefault(_member_call_cells(call, finding, side), []).append(call.rank)
     cells, below = [], []
@@ -307,13 +310,6 @@ def _flight_finding_block(finding: FlightFinding) -> str:
         cells.append((f"and {hidden:,} more", "", "", ""))
     table = fitted_table(("ranks", "state", "call", "where"), cells, 2, 3)
     return f"{head}\n{table}{''.join(below)}"
-
-
-def _differing_side(finding: FlightFinding) -> int:
-    """1 where only the outputs of the calls differ; else 0."""
-    calls = [row.call for row in finding.ranks if row.call and row.call.sequence == finding.sequence]
-    inputs, outputs = (len({(c.sizes[side], c.types[side]) for c in calls}) for side in _BOTH)
-    return int(inputs == 1 < outputs)
 
 
 def _member_call_cells(row: RankCall, finding: FlightFinding, side: int) -> tuple[str, ...]:

@@ -76,12 +76,9 @@ def as_member(rank: RankSnapshot) -> Member:
     )  # fmt: skip
 
 
-def no_calls(_: str) -> Sequence[CallHistory]:
-    """:data:`RecentCalls` where no history is known."""
-    return ()
-
-
-def hangs_of(ranks: Iterable[Member], now_ns: int, recent: RecentCalls = no_calls) -> tuple[Hang, ...]:
+def hangs_of(
+    ranks: Iterable[Member], now_ns: int, recent: RecentCalls = lambda _: ()
+) -> tuple[Hang, ...]:
     """The collectives that hang among *ranks*, whose times are by one clock at *now_ns*.
 
     Of ranks that have ended, those that hung when they ended.
@@ -103,11 +100,21 @@ def hangs_of(ranks: Iterable[Member], now_ns: int, recent: RecentCalls = no_call
             hang = _build_hang(members, living_ranks, inside, moment_ns)
             steps_ns = TIMES_A_STEP * _step_ns(members, inside)
             # Where nobody is left to come, ten seconds of patience only delay the finding
-            least_ns = steps_ns if _is_certain(hang) else max(MIN_HANG_NS, steps_ns)
+            # Not by the sizes of gathers, which NCCL allows to differ
+            differs = hang.kind is HangKind.MISMATCHED_OPERATIONS or (
+                hang.kind is HangKind.MISMATCHED_SIZES and hang.op != "all_gather"
+            )
+            is_certain = differs and set(hang.waiting) == set(hang.members)
+            least_ns = steps_ns if is_certain else max(MIN_HANG_NS, steps_ns)
             if age_ns > least_ns or hang.kind == HangKind.LEFT_MEMBER:  # it will not come
                 hanging.append(hang)
     # The order counts: the first hang of a group is kept, and must be the oldest
-    hanging = _mark_deadlocks(_oldest_of_groups(sorted(hanging, key=lambda h: -h.seconds)))
+    # What a group has in flight beside its first hang waits for it
+    by_group: dict[tuple[str, tuple[int, ...]], Hang] = {}
+    for hang in sorted(hanging, key=lambda h: -h.seconds):
+        # Sends and receives of other ranks do not wait for each other: each stays a hang of its own
+        by_group.setdefault((hang.group_id, hang.waiting if hang.sequence < 0 else ()), hang)
+    hanging = _mark_deadlocks(list(by_group.values()))
     hanging = [since_difference(hang, recent) for hang in hanging]
     return (*hanging, *_broken_off_hangs(members, {hang.group_id for hang in hanging}, recent))
 
@@ -123,19 +130,8 @@ def _is_left_behind(members: Sequence[Member], inside: Mapping[int, InFlight]) -
     if all(halt in _SUSPENDED for halt in halts):
         return True
     call = next(iter(inside.values()))
-    others = (_progress_in(rank, call.group_id) for rank in members if rank.rank not in inside)
-    return any(of is not None and of.sequence > call.sequence >= 0 for of in others)
-
-
-def _is_certain(hang: Hang) -> bool:
-    """Returns whether *hang* cannot end: all members are in it, and called different things.
-
-    Not by the sizes of gathers, which NCCL allows to differ.
-    """
-    differs = hang.kind is HangKind.MISMATCHED_OPERATIONS or (
-        hang.kind is HangKind.MISMATCHED_SIZES and hang.op != "all_gather"
-    )
-    return differs and set(hang.waiting) == set(hang.members)
+    absent_progress = (_progress_in(rank, call.group_id) for rank in members if rank.rank not in inside)
+    return any(of is not None and of.sequence > call.sequence >= 0 for of in absent_progress)
 
 
 def _observed_ns(members: Sequence[Member], now_ns: int) -> int:
@@ -155,15 +151,6 @@ def _is_alive_at(rank: Member, moment_ns: int, now_ns: int) -> bool:
         return rank.alive
     # A halted process writes no events, so its last one is old although it lived
     return rank.halt is not Halt.NONE or rank.last_event_ns >= moment_ns - _GONE_NS
-
-
-def _oldest_of_groups(hanging: Iterable[Hang]) -> list[Hang]:
-    """The first hang of each group: what a group has in flight beside it waits for it."""
-    by_group: dict[tuple[str, tuple[int, ...]], Hang] = {}
-    for hang in hanging:
-        # Sends and receives of other ranks do not wait for each other: each stays a hang of its own
-        by_group.setdefault((hang.group_id, hang.waiting if hang.sequence < 0 else ()), hang)
-    return list(by_group.values())
 
 
 def _broken_off_hangs(
@@ -290,7 +277,9 @@ def _build_hang(
 ) -> Hang:
     by_rank = {rank.rank: rank for rank in ranks}
     oldest_call = min(inside.values(), key=lambda entry: entry.issued_ns)
-    group = _known_group(ranks, oldest_call.group_id)
+    # The group, as the first rank has it that knows its members
+    groups = (_progress_in(rank, oldest_call.group_id) for rank in ranks)
+    group = next((group for group in groups if group is not None and group.ranks), None)
     is_p2p = oldest_call.sequence < 0
     # A send has one peer, which the record does not name: other members of its group are not missing
     members = sorted(inside) if group is None or is_p2p else list(group.ranks)
@@ -359,12 +348,6 @@ def _shared_pause(missing: Sequence[Member]) -> str:
     if not missing or not all(rank.pause for rank in missing):
         return ""
     return f"rank {missing[0].rank} {missing[0].pause}"
-
-
-def _known_group(ranks: Sequence[Member], group_id: str) -> GroupProgress | None:
-    """A group with its members, as the first rank has it that knows them."""
-    groups = (_progress_in(rank, group_id) for rank in ranks)
-    return next((group for group in groups if group is not None and group.ranks), None)
 
 
 def _progress_in(rank: Member, group_id: str) -> GroupProgress | None:

@@ -37,22 +37,19 @@ def find_stalls(run: RunSnapshot) -> tuple[Stall, ...]:
         now_ns = max((rank.status.last_event_ns for rank in run.ranks), default=now_ns)
     # A rank that finished by itself was not stalled, however old its last step is
     ranks = [rank for rank in run.ranks if (rank.status.failed if run.ended else rank.status.alive)]
-    quiet = [Stall(rank, _idle_seconds(rank, now_ns)) for rank in ranks if _is_quiet(rank, now_ns)]
+    # The agent looks once a second, so what it said may be older than the rank's newest event
+    still = [rank for rank in ranks if now_ns - rank.status.progress_ns >= _LOOK_NS]
+    quiet = [
+        Stall(rank, _idle_seconds(rank, now_ns))
+        for rank in still
+        if rank.status.stack or rank.status.halted is not Halt.NONE
+    ]
     if not any(map(_is_long_stall, quiet)):
         return ()
     if is_ending(run) and max(stall.seconds for stall in quiet) < PAUSE_SECONDS:
         return ()  # the others have finished: it saves, evaluates or shuts down
     stalled = [stall for stall in quiet if stall.seconds >= STALL_SECONDS / 2]
     return tuple(sorted(stalled, key=lambda stall: (-stall.seconds, stall.rank.rank)))
-
-
-def _is_quiet(rank: RankSnapshot, now_ns: int) -> bool:
-    """Returns True if the agent of *rank* sees no progress since its last step, or does not run at all.
-
-    The agent looks once a second, so what it said may be older than the rank's newest event.
-    """
-    is_still = now_ns - rank.status.progress_ns >= _LOOK_NS
-    return is_still and (bool(rank.status.stack) or rank.status.halted is not Halt.NONE)
 
 
 def _idle_seconds(rank: RankSnapshot, now_ns: int) -> float:

@@ -105,7 +105,21 @@ def _find_late_rank_or_node(
     limit = max(LATE.warning * step_seconds, 2 * error_seconds)
     straggler = _measure_lateness(steps, lambda s: s.late, lambda rank: rank, step_seconds, limit)
     if straggler is not None:
-        return _explain_straggler(straggler, by_rank, steps, step_seconds, node_of)
+        # Of a rank on another node only arrivals are known
+        rank, mine = straggler.rank, by_rank.get(straggler.rank)
+        if mine is None:
+            return replace(straggler, node=node_of(rank))
+        peers = [r for r in by_rank.values() if r.rank != rank]
+        min_share = MIN_EXPLAINED_SHARE * straggler.share
+        phases, longer = longer_phases(mine, peers, min_share * (mine.steps.median_seconds or 0.0))
+        lacks = lack_of_cpus(mine, peers, min_share)
+        reason = lacks or hardware_cause(mine, peers)
+        # without CPUs, phases of identical ranks differ, too: several at once, or by less than they lack
+        lack = cpu_lack(mine) * (mine.steps.median_seconds or 0.0)
+        is_unsteady = lacks or (lack > 0 and (len(phases) > 1 or longer < lack))
+        if (not phases and not reason) or (is_unsteady and not _stays_late(steps, rank, step_seconds)):
+            return None
+        return replace(straggler, phases=phases, longer_seconds=longer, cause=reason)
     straggler = _measure_lateness(steps, lambda s: s.node_late, node_of, step_seconds, limit)
     return straggler and replace(straggler, node=node_of(straggler.rank), whole_node=True)
 
@@ -164,30 +178,6 @@ def _measure_lateness(
         phases=(),
         longer_seconds=0.0,
     )
-
-
-def _explain_straggler(
-    straggler: Straggler,
-    by_rank: dict[int, RankSnapshot],
-    steps: _Steps,
-    step_seconds: float,
-    node_of: Callable[[int], str],
-) -> Straggler | None:
-    """*straggler* with its reason; None without. Of a rank on another node only arrivals are known."""
-    rank, mine = straggler.rank, by_rank.get(straggler.rank)
-    if mine is None:
-        return replace(straggler, node=node_of(rank))
-    peers = [r for r in by_rank.values() if r.rank != rank]
-    min_share = MIN_EXPLAINED_SHARE * straggler.share
-    phases, longer = longer_phases(mine, peers, min_share * (mine.steps.median_seconds or 0.0))
-    lacks = lack_of_cpus(mine, peers, min_share)
-    reason = lacks or hardware_cause(mine, peers)
-    # without CPUs, phases of identical ranks differ, too: several at once, or by less than they lack
-    lack = cpu_lack(mine) * (mine.steps.median_seconds or 0.0)
-    is_unsteady = lacks or (lack > 0 and (len(phases) > 1 or longer < lack))
-    if (not phases and not reason) or (is_unsteady and not _stays_late(steps, rank, step_seconds)):
-        return None
-    return replace(straggler, phases=phases, longer_seconds=longer, cause=reason)
 
 
 def _stays_late(steps: _Steps, rank: int, step_seconds: float) -> bool:

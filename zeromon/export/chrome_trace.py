@@ -45,8 +45,14 @@ _MEMORY = ("rss_bytes", "allocated_bytes", "reserved_bytes")
 
 def write_trace(export: Export) -> str:
     """Writes the trace, packed where the path ends in .gz; returns a note on rows without a slice."""
+    import polars as pl
+
     run, encode, merged = export.run, msgspec.json.Encoder().encode, 0
-    first_us = _trace_start_us(export)
+    # The time 0 of the trace: the start-up before the first step
+    firsts = [frame.select(pl.col("start_us").min()).collect().item() for frame in export.steps]
+    startup = max((rank.ledger.startup_seconds or 0.0 for rank in run.ranks), default=0.0)
+    first_us = min((int(start_us) for start_us in firsts if start_us is not None), default=0)
+    first_us -= round(1e6 * startup)
     with ExitStack() as closing:
         path = closing.enter_context(replacement_file(export.path, force=export.force))
         file: IO[bytes] | gzip.GzipFile = closing.enter_context(path.open("wb"))
@@ -64,17 +70,6 @@ def write_trace(export: Export) -> str:
             file.writelines(b",\n" + encode(event) for event in ring_events(ring, first_us))
         file.write(b"\n]}\n")
     return f"{merged:,} rows are of many steps each: counters, no slices" if merged else ""
-
-
-def _trace_start_us(export: Export) -> int:
-    """The time 0 of the trace: the start-up before the first step."""
-    import polars as pl
-
-    firsts = [frame.select(pl.col("start_us").min()).collect().item() for frame in export.steps]
-    startup = max((rank.ledger.startup_seconds or 0.0 for rank in export.run.ranks), default=0.0)
-    return min((int(start_us) for start_us in firsts if start_us is not None), default=0) - round(
-        1e6 * startup
-    )
 
 
 def process_name_events(run: RunSnapshot) -> Iterator[TraceEvent]:

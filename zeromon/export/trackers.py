@@ -275,7 +275,7 @@ class _TensorBoard(LiveTracker):
     def push(self, run: RunSnapshot, rows: Sequence[Row]) -> None:
         for row in rows:
             self._files.add_row(row)
-        self._files.add("job", run.taken_wall, _last_step(run), ledger_scalars(run).items())
+        self._files.add("job", run.taken_wall, run.last_step, ledger_scalars(run).items())
         self._files.flush()
 
     def close(self) -> None:
@@ -307,7 +307,7 @@ class _Wandb(LiveTracker):
     def push(self, run: RunSnapshot, rows: Sequence[Row]) -> None:
         for step, values in live_step_scalars(rows, len(run.ranks)):
             self._run.log({"step": step, **values})
-        self._run.log({"step": _last_step(run), **ledger_scalars(run)})
+        self._run.log({"step": run.last_step, **ledger_scalars(run)})
 
     def close(self) -> None:
         self._run.finish()
@@ -339,7 +339,7 @@ class _Mlflow(LiveTracker):
             for tag, value in values.items()
         ]
         for tag, value in ledger_scalars(run).items():
-            metrics.append(metric(f"zeromon/{tag}", value, now_ms, _last_step(run)))
+            metrics.append(metric(f"zeromon/{tag}", value, now_ms, run.last_step))
         for start in range(0, len(metrics), _MAX_METRICS):
             self._client.log_batch(self._id, metrics=metrics[start : start + _MAX_METRICS])
 
@@ -364,15 +364,15 @@ class _Kubeflow(LiveTracker):
 
     def push(self, run: RunSnapshot, rows: Sequence[Row]) -> None:
         token = Path(os.environ[_TOKEN]).read_text().strip()  # it is renewed
-        body = json.dumps({"trainerStatus": self._status(run, rows)}).encode()
+        body = json.dumps({"trainerStatus": self._job_status(run, rows)}).encode()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self._url, body, headers)
         with self._opener.open(request, timeout=_SECONDS):
             pass
 
-    def _status(self, run: RunSnapshot, rows: Sequence[Row]) -> dict[str, Any]:
+    def _job_status(self, run: RunSnapshot, rows: Sequence[Row]) -> dict[str, Any]:
         status: dict[str, Any] = {"lastUpdatedTime": datetime.now(timezone.utc).isoformat()}
-        values: dict[str, float] = {"current_step": _last_step(run)}
+        values: dict[str, float] = {"current_step": run.last_step}
         reached = how_far(run)
         if reached is not None:
             values |= {"current_step": reached.step, "total_steps": reached.of}
@@ -421,7 +421,3 @@ def open_run_of(name: str, run: RunSnapshot) -> OpenRun | None:
         return {}
     open_runs: list[Any] = [rank.config.trackers.get(name) for rank in run.ranks]
     return next((facts for facts in open_runs if facts), None)
-
-
-def _last_step(run: RunSnapshot) -> int:
-    return max((rank.steps.last_step for rank in run.ranks), default=0)

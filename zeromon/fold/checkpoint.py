@@ -23,7 +23,7 @@ from zeromon.fold.state import (
     Silence,
     UnitTotals,
 )
-from zeromon.ring.events import Activity, Op, Path, Phase, Role, Scalar
+from zeromon.ring.codes import Activity, Op, Path, Phase, Role, Scalar
 
 # The lengths refuse totals of a version with other buckets or phases, whose counts would shift
 _Buckets = Annotated[

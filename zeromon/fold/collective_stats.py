@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from zeromon.ring.events import Op, Phase
+from zeromon.ring.codes import Op, Phase
 from zeromon.snapshot import CollectiveStatsRow
 from zeromon.snapshot.communication import SIZE_BOUNDS, SizeRow, algbw, bus_factor, busbw
 

@@ -4,21 +4,16 @@ from typing import Final
 
 from zeromon.fold.collective_stats import CollectiveStats, OpTotals, size_bucket_index
 from zeromon.fold.state import MAX_IN_FLIGHT, NO_CALLS, Arrival, Call, RankState, folds_event
+from zeromon.ring.codes import Dtype, ExitKind, Flag, Kind, Op, Untimed
 from zeromon.ring.events import (
     OP,
     PHASE,
     Counted,
     Done,
-    Dtype,
-    ExitKind,
-    Flag,
     GroupSequence,
     Issued,
-    Kind,
-    Op,
     Raw,
     Stall,
-    Untimed,
     decode_record,
     pack_call_word,
 )
@@ -232,7 +227,12 @@ def _fold_counted_calls(state: RankState, e: Counted) -> None:
     totals.count += e.calls
     totals.nbytes += e.nbytes
     if e.calls > 0 and e.why != Untimed.CONTROL_STEP:  # of a control step only the sum is known
-        _count_call_sizes(state, e.op, e.calls, e.nbytes)
+        # By their size, which is the mean where several came together
+        counts = state.sizes.get(e.op)
+        if counts is None:
+            counts = state.sizes[e.op] = [0] * (len(SIZE_BOUNDS) + 2)
+        counts[size_bucket_index(e.nbytes // e.calls)] += e.calls
+        counts[-1] += e.nbytes
     if e.dtype in _QUANTIZED and e.op in _QUANTIZED_OPS:
         totals.quantized_bytes += e.nbytes
     if e.engine:
@@ -240,15 +240,6 @@ def _fold_counted_calls(state: RankState, e: Counted) -> None:
         engine.collectives += e.calls
         engine.nbytes += e.nbytes
     state.window.nbytes += e.nbytes
-
-
-def _count_call_sizes(state: RankState, op: Op, calls: int, nbytes: int) -> None:
-    """Counts untimed calls by their size, which is the mean where several came together."""
-    counts = state.sizes.get(op)
-    if counts is None:
-        counts = state.sizes[op] = [0] * (len(SIZE_BOUNDS) + 2)
-    counts[size_bucket_index(nbytes // calls)] += calls
-    counts[-1] += nbytes
 
 
 @folds_event(Stall)
@@ -294,17 +285,6 @@ def _fold_group_sequence(state: RankState, e: GroupSequence) -> None:
         of_group = state.group_calls[e.group]
         of_group.before_cpp = of_group.last[4]
     state.sequences[e.group] = (e.sequence, e.seen)
-
-
-def in_flight_calls(state: RankState, *, background: bool) -> list[Issued]:
-    """Returns the collectives that have not ended; *background*: also those of other threads."""
-    records: list[Raw] = []
-    for of_group in state.group_calls.values():
-        records += of_group.in_flight.values()
-        records += of_group.inferred.values()
-        if background:
-            records += of_group.background.values()
-    return [event for record in records if isinstance(event := decode_record(record), Issued)]
 
 
 def forget_ended_calls(state: RankState, step_start_ns: int) -> None:
@@ -403,9 +383,18 @@ def group_call_histories(state: RankState, group_name: str) -> list[CallHistory]
 def in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
     """The oldest collectives in flight; of a rank that an exception ended, also the one that raised."""
     # where training stands still, it may wait for a thread that waits for other ranks
-    entries = in_flight_calls(state, background=bool(state.meta.get("stack")))
-    if state.exit is not None and state.exit.how == ExitKind.EXCEPTION:
-        entries += _raised_calls(state)
+    background = bool(state.meta.get("stack"))
+    has_raised = state.exit is not None and state.exit.how == ExitKind.EXCEPTION
+    records: list[Raw] = []
+    for of_group in state.group_calls.values():
+        records += of_group.in_flight.values()
+        records += of_group.inferred.values()
+        if background:
+            records += of_group.background.values()
+        # A call that raised and was the newest of its group
+        if has_raised and of_group.failed[4] > 0 and of_group.failed[4] == of_group.last[4]:
+            records.append(of_group.failed)
+    entries = [event for record in records if isinstance(event := decode_record(record), Issued)]
     rows = [
         InFlight(
             op=e.op.label, group=state.group_label(e.group), sequence=number,
@@ -416,16 +405,6 @@ def in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
         for number, e in _number_entries(state, [e for e in entries if e.group == group]).items()
     ]  # fmt: skip
     return tuple(sorted(rows, key=lambda row: row.issued_ns)[:_MAX_IN_FLIGHT])
-
-
-def _raised_calls(state: RankState) -> list[Issued]:
-    """The calls that raised and were the newest of their group."""
-    records = (
-        of_group.failed
-        for of_group in state.group_calls.values()
-        if of_group.failed[4] > 0 and of_group.failed[4] == of_group.last[4]
-    )
-    return [event for record in records if isinstance(event := decode_record(record), Issued)]
 
 
 def _number_entries(state: RankState, entries: list[Issued]) -> dict[int, Issued]:

@@ -24,7 +24,7 @@ from zeromon.fold.state import (
     folds_event,
 )
 from zeromon.fold.steps import record_by_host
-from zeromon.ring import events
+from zeromon.ring import codes, events
 from zeromon.snapshot.intervals import Interval
 
 
@@ -189,7 +189,7 @@ def _fold_mixed_precision(state: RankState, e: events.Precision) -> None:
     # Of several engines, each has a norm of its own, and none is that of the rank
     if len(state.engines) == 1 and (is_finite or math.isnan(e.loss_scale)):
         # Else it is a scale that is tried
-        _keep_scalar(state, events.Scalar.GRAD_NORM, e.grad_norm, state.step + 1)
+        _keep_scalar(state, codes.Scalar.GRAD_NORM, e.grad_norm, state.step + 1)
 
 
 @folds_event(events.ScalarValue)
@@ -197,7 +197,7 @@ def _fold_scalar_value(state: RankState, e: events.ScalarValue) -> None:
     _keep_scalar(state, e.scalar, e.value, e.step)
 
 
-def _keep_scalar(state: RankState, scalar: events.Scalar, value: float, step: int) -> None:
+def _keep_scalar(state: RankState, scalar: codes.Scalar, value: float, step: int) -> None:
     """Keeps a value of a step; of several in a step the last, and that one was not finite."""
     totals = state.scalars.setdefault(scalar, ScalarTotals())
     is_finite = math.isfinite(value)
@@ -227,7 +227,7 @@ def _fold_gradient_bucket(state: RankState, e: events.Bucket) -> None:
 @folds_event(events.BackwardComm)
 def _fold_backward_comm(state: RankState, e: events.BackwardComm) -> None:
     """Folds DDP's own timing of one backward; it arrives in the step after the one it belongs to."""
-    totals = state.ops[events.Op.ALL_REDUCE, e.group]
+    totals = state.ops[codes.Op.ALL_REDUCE, e.group]
     totals.duration_ns += max(0, e.t_ns - e.start_ns)
     exposed = max(0, e.t_ns - max(e.compute_end_ns, e.start_ns))
     totals.exposed_ns += exposed
@@ -238,7 +238,7 @@ def _fold_backward_comm(state: RankState, e: events.BackwardComm) -> None:
     done: events.Raw = (0, e.t_ns, 0, 0, e.start_ns, e.t_ns - max(e.compute_end_ns, e.start_ns), 0, 0)
     window.ended.append(done)
     window.blocked.append(done)
-    window.phase_exposed_ns[events.Phase.BACKWARD] += exposed
+    window.phase_exposed_ns[codes.Phase.BACKWARD] += exposed
     window.timed += e.buckets
     # DDP reports in the next forward: unless the summary is replaced, its step stays untimed
     if steps_ago:
@@ -267,7 +267,7 @@ def _time_gradient_buckets(state: RankState, e: events.BackwardComm) -> None:
     spans = serial_transfer_spans(ready_ns, [bucket.nbytes for bucket in buckets], e.t_ns)
     # Not strict: no spans where the buckets have no bytes, or the end precedes the last of them
     for bucket, (start, end_ns) in zip(buckets, spans, strict=False):
-        row = state.stats_row(events.Op.ALL_REDUCE, bucket.group, events.Phase.BACKWARD, bucket.unit)
+        row = state.stats_row(codes.Op.ALL_REDUCE, bucket.group, codes.Phase.BACKWARD, bucket.unit)
         exposed = max(0, end_ns - max(start, e.compute_end_ns))
         row.calls += 1
         row.exposed_ns += exposed

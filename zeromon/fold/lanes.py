@@ -12,17 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zeromon.ring.events import (
-    BackwardComm,
-    Counted,
-    Done,
-    Event,
-    Flag,
-    Issued,
-    PhaseSpan,
-    Stall,
-    StepMark,
-)
+from zeromon.ring.codes import Flag
+from zeromon.ring.events import BackwardComm, Counted, Done, Event, Issued, PhaseSpan, Stall, StepMark
 from zeromon.ring.model_metadata import BACKGROUND
 from zeromon.ring.slices import RingEvents
 from zeromon.snapshot.step import Lanes, LaneSpan, LaneStep, LateArrival, Stream
@@ -194,7 +185,8 @@ def _whole_steps(ring: RingEvents, shift: int) -> dict[int, _Step]:
     """The whole steps of a ring by number, without the first: the ring may not hold its beginning."""
     by_number: dict[int, _Step] = {}
     pending: list[Event] | None = None
-    for event in _device_events(ring.events) if _is_on_device(ring) else ring.events:
+    on_device = any(isinstance(event, StepMark) and event.flags & Flag.DEVICE for event in ring.events)
+    for event in _device_events(ring.events) if on_device else ring.events:
         previous = next(reversed(by_number.values()), None)
         if isinstance(event, StepMark):
             continued = bool(event.flags & Flag.CONTINUED)
@@ -212,10 +204,6 @@ def _whole_steps(ring: RingEvents, shift: int) -> dict[int, _Step]:
         elif pending is not None:
             pending.append(event)
     return by_number
-
-
-def _is_on_device(ring: RingEvents) -> bool:
-    return any(isinstance(event, StepMark) and event.flags & Flag.DEVICE for event in ring.events)
 
 
 def _device_events(events: Iterable[Event]) -> Iterator[Event]:
@@ -243,7 +231,24 @@ def _device_events(events: Iterable[Event]) -> Iterator[Event]:
 
 def _add_event(ring: RingEvents, step: _Step, event: Event, shift: int) -> None:
     """Adds an event to its step, and counts it as the fold does."""
-    drawn = _lane_spans(ring, event, step.step, shift)
+    # A wait is the exposed part of its collective
+    by_kind = {kind: (t0, t1, name, args) for kind, t0, t1, name, args in event_spans(ring, event)}
+    waited = by_kind.pop(WAITS, None)
+    drawn: list[tuple[LaneSpan, _Key | None]] = []
+    for kind in (SPENT, SPENT_ON_DEVICE, COMMUNICATION):
+        if kind not in by_kind:
+            continue
+        begin_ns, end_ns, name, args = by_kind[kind]
+        unit = str(args.get("unit", ""))
+        span = LaneSpan(
+            rank=ring.rank, step=step.step, name=name, unit=unit, group=str(args.get("group", "")),
+            stream=_lane_stream(event, kind, unit),
+            begin_ns=begin_ns + shift, end_ns=max(begin_ns, end_ns) + shift,
+            exposed_ns=max(0, waited[1] - waited[0]) if waited else 0,
+            nbytes=int(args.get("bytes", 0)),
+            on_device=isinstance(event, Done) and bool(event.flags & Flag.DEVICE),
+        )  # fmt: skip
+        drawn.append((span, _collective_key(ring, event)))
     step.spans += drawn
     if isinstance(event, Counted):
         step.collectives += event.calls
@@ -256,30 +261,6 @@ def _add_event(ring: RingEvents, step: _Step, event: Event, shift: int) -> None:
         step.collectives += not event.flags & Flag.INFERRED
     elif isinstance(event, Done):
         step.timed += any(span.stream is Stream.COMMUNICATION for span, _ in drawn)
-
-
-def _lane_spans(
-    ring: RingEvents, event: Event, step: int, shift: int
-) -> list[tuple[LaneSpan, _Key | None]]:
-    """The spans of an event; a wait is the exposed part of its collective."""
-    by_kind = {kind: (t0, t1, name, args) for kind, t0, t1, name, args in event_spans(ring, event)}
-    waited = by_kind.pop(WAITS, None)
-    lane_spans: list[tuple[LaneSpan, _Key | None]] = []
-    for kind in (SPENT, SPENT_ON_DEVICE, COMMUNICATION):
-        if kind not in by_kind:
-            continue
-        begin_ns, end_ns, name, args = by_kind[kind]
-        unit = str(args.get("unit", ""))
-        span = LaneSpan(
-            rank=ring.rank, step=step, name=name, unit=unit, group=str(args.get("group", "")),
-            stream=_lane_stream(event, kind, unit),
-            begin_ns=begin_ns + shift, end_ns=max(begin_ns, end_ns) + shift,
-            exposed_ns=max(0, waited[1] - waited[0]) if waited else 0,
-            nbytes=int(args.get("bytes", 0)),
-            on_device=isinstance(event, Done) and bool(event.flags & Flag.DEVICE),
-        )  # fmt: skip
-        lane_spans.append((span, _collective_key(ring, event)))
-    return lane_spans
 
 
 def _lane_stream(event: Event, kind: int, unit: str) -> Stream:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from zeromon.fold.state import LedgerSums, RankState, Silence
-from zeromon.ring.events import Activity, ExitKind, Phase, SetUp
+from zeromon.ring.codes import Activity, ExitKind, Phase, SetUp
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.host import ExtensionLock, HostMemory
 from zeromon.snapshot.ledger import ActivityRow, Cause, LedgerRow, sum_by_cause
@@ -128,7 +128,19 @@ def ledger_rows(state: RankState, observed: Observed = NOTHING_OBSERVED) -> tupl
     until_ns = observed.until_ns or state.last_event_ns
     end_ns = min(observed.died_ns or until_ns, until_ns)
     silence = _current_silence(state, observed, end_ns)
-    causes = _sum_causes(_with_last_step(state))
+    # The times of the last step may still come: it is added to a copy of the sums.
+    sums = state.ledger
+    # Without the copies, replace() shares the lists: each tick adds the last step to the live sums
+    with_step = replace(
+        sums,
+        spent_ns=[*sums.spent_ns],
+        exposed_ns=[*sums.exposed_ns],
+        timed_ns=[*sums.timed_ns],
+        timed_exposed_ns=[*sums.timed_exposed_ns],
+    )
+    if state.history:
+        add_ledger_step(with_step, state.history[-1])
+    causes = _sum_causes(with_step)
     exposed = causes.pop(Cause.EXPOSED, 0.0)
     silent = silence.counted_ns - silence.since_ns if silence is not None else 0
     set_up = _add_set_up(state, causes, end_ns - (silent if state.startup_ns < 0 else 0))
@@ -175,22 +187,6 @@ def _silence_ledger_rows(state: RankState, silence: Silence | None) -> list[Ledg
         seconds = max(0, silence.counted_ns - silence.since_ns) / 1e9
         rows.append(LedgerRow(cause=silence.cause, of=silence.of, seconds=seconds))
     return rows
-
-
-def _with_last_step(state: RankState) -> LedgerSums:
-    """A copy of the sums, to which the last step, whose times may still come, is added."""
-    sums = state.ledger
-    # Without the copies, replace() shares the lists: each tick adds the last step to the live sums
-    with_step = replace(
-        sums,
-        spent_ns=[*sums.spent_ns],
-        exposed_ns=[*sums.exposed_ns],
-        timed_ns=[*sums.timed_ns],
-        timed_exposed_ns=[*sums.timed_exposed_ns],
-    )
-    if state.history:
-        add_ledger_step(with_step, state.history[-1])
-    return with_step
 
 
 def ledger_totals(state: RankState, observed: Observed = NOTHING_OBSERVED) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from zeromon.fold.collective_stats import CollectiveStats, Key, OpTotals
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
-from zeromon.ring import events
+from zeromon.ring import codes, events
 from zeromon.ring.strategy import (
     MODEL_PARALLEL,
     DimensionMetadata,
@@ -30,13 +30,13 @@ from zeromon.snapshot.levels import UNTIMED
 from zeromon.snapshot.rank import VIRTUAL
 from zeromon.snapshot.step import RECENT_STEPS
 
-_ON_DEVICE: Final = events.pack_head(0, flags=events.Flag.DEVICE)
-_END: Final = _ON_DEVICE | events.pack_head(0, flags=events.Flag.SPAN_KNOWN)
+_ON_DEVICE: Final = events.pack_head(0, flags=codes.Flag.DEVICE)
+_END: Final = _ON_DEVICE | events.pack_head(0, flags=codes.Flag.SPAN_KNOWN)
 
 
 def zeros_by_phase() -> list[int]:
     """Returns a zero for each phase."""
-    return [0] * len(events.Phase)
+    return [0] * len(codes.Phase)
 
 
 class EndedPhase(NamedTuple):
@@ -44,7 +44,7 @@ class EndedPhase(NamedTuple):
 
     start_ns: int
     end_ns: int
-    phase: events.Phase
+    phase: codes.Phase
     own_ns: int
 
 
@@ -141,7 +141,7 @@ class PipelineCall:
     """One call of a schedule: all micro-batches of a batch."""
 
     order: list[Act] = field(default_factory=list)
-    spent_ns: dict[tuple[int, events.StageAction], list[int]] = field(default_factory=dict)
+    spent_ns: dict[tuple[int, codes.StageAction], list[int]] = field(default_factory=dict)
     """(stage, action) -> how often, nanoseconds."""
     waited_ns: dict[tuple[int, int], int] = field(default_factory=dict)
     """(stage, micro-batch) -> nanoseconds blocked in sends and receives before an action of it."""
@@ -272,8 +272,8 @@ class Call:
     """It was issued; else it has ended."""
     counts: bool
     """Neither inferred, which is counted elsewhere, nor failed."""
-    op: events.Op
-    phase: events.Phase
+    op: codes.Op
+    phase: codes.Phase
     group: int
     unit: int
     is_ahead: bool
@@ -398,7 +398,7 @@ class RankState:
     step_end_ns: int = 0
     startup_ns: int = -1
     """From the start of the process to the training loop; -1 while unknown."""
-    phase: events.Phase = events.Phase.OTHER
+    phase: codes.Phase = codes.Phase.OTHER
     unit: int = 0
     first_event_ns: int = 0
     last_event_ns: int = 0
@@ -411,7 +411,7 @@ class RankState:
     step_bucket_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
     step_ns: int = 0
     phase_ns: list[int] = field(default_factory=zeros_by_phase)
-    ops: defaultdict[tuple[events.Op, int], OpTotals] = field(
+    ops: defaultdict[tuple[codes.Op, int], OpTotals] = field(
         default_factory=lambda: defaultdict(OpTotals)
     )
     untimed: dict[int, int] = field(default_factory=dict)
@@ -427,11 +427,11 @@ class RankState:
     arrivals: list[Arrival] = field(default_factory=list)
     """Those that have ended since the collector last took them, the newest :data:`MAX_ARRIVALS`."""
     traffic: dict[Key, CollectiveStats] = field(default_factory=dict)
-    sizes: dict[events.Op, list[int]] = field(default_factory=dict)
+    sizes: dict[codes.Op, list[int]] = field(default_factory=dict)
     """Operation -> calls by size, then bytes, of the calls that were counted but not timed."""
     buckets: list[events.Bucket] = field(default_factory=list)
     """DDP's buckets of a backward pass that has not ended."""
-    unit_groups: dict[tuple[events.Op, int], int] = field(default_factory=dict)
+    unit_groups: dict[tuple[codes.Op, int], int] = field(default_factory=dict)
     """(operation, unit) -> the group in which the unit communicates."""
     timed_steps: int = 0
     reducer_wait_ns: int = 0
@@ -443,12 +443,12 @@ class RankState:
     exposed_ns: int = 0
     micro_steps: int = 0
     skipped: int = 0
-    activities: defaultdict[tuple[events.Phase, events.Activity, bool], ActivityTotals] = field(
+    activities: defaultdict[tuple[codes.Phase, codes.Activity, bool], ActivityTotals] = field(
         default_factory=lambda: defaultdict(ActivityTotals)
     )
     """(phase, what it did, in the background?) -> totals, set-up included."""
     ledger: LedgerSums = field(default_factory=LedgerSums)
-    scalars: dict[events.Scalar, ScalarTotals] = field(default_factory=dict)
+    scalars: dict[codes.Scalar, ScalarTotals] = field(default_factory=dict)
     batches: BatchTotals = field(default_factory=BatchTotals)
     out_of_batches: bool = False
     """True if its DataLoader had no more when a batch was last asked for."""
@@ -460,11 +460,11 @@ class RankState:
     engines: defaultdict[int, EngineTotals] = field(default_factory=lambda: defaultdict(EngineTotals))
     gathers: dict[bool, list[int]] = field(default_factory=dict)
     """Issued ahead? -> unsharded bytes and exposed nanoseconds of the gathers."""
-    transfers: defaultdict[events.Path, PathTotals] = field(
+    transfers: defaultdict[codes.Path, PathTotals] = field(
         default_factory=lambda: defaultdict(PathTotals)
     )
-    roles: dict[events.Role, events.RoleBytes] = field(default_factory=dict)
-    first_roles: dict[events.Role, int] = field(default_factory=dict)
+    roles: dict[codes.Role, events.RoleBytes] = field(default_factory=dict)
+    first_roles: dict[codes.Role, int] = field(default_factory=dict)
     """Bytes on device and host at the first census after the warm-up."""
     unsharded: dict[int, int] = field(default_factory=dict)
     """Unit -> bytes that are gathered now."""
@@ -536,7 +536,7 @@ class RankState:
         ranks = ",".join(str(r) for r in facts.get("ranks", ())[:_MAX_ID_CHARS])  # more have no room
         return f"{facts.get('label', '?')}/{facts.get('name', '')}/{ranks}"[:_MAX_ID_CHARS]
 
-    def stats_row(self, op: events.Op, group: int, phase: events.Phase, unit: int) -> CollectiveStats:
+    def stats_row(self, op: codes.Op, group: int, phase: codes.Phase, unit: int) -> CollectiveStats:
         """Returns the sums of one row of communication; makes them at the first call."""
         row = self.traffic.get((op, group, phase, unit))
         if row is None:

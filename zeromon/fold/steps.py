@@ -10,28 +10,28 @@ from typing import Any, Final
 from zeromon.fold.collectives import forget_ended_calls
 from zeromon.fold.ledger import add_ledger_step
 from zeromon.fold.state import STEP_BUCKETS, EndedPhase, PipelineCall, RankState, Window, folds_event
-from zeromon.ring import events
+from zeromon.ring import codes, events
 from zeromon.ring.codes import ENQUEUED
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.communication import Act, PipelineRow, StageRow, UnitRow, schedule_notation
 
-_CONTINUED: Final = int(events.Flag.CONTINUED)  # an IntFlag's own `&` takes a microsecond
-_ASYNC: Final = int(events.Flag.ASYNC)
-_IDLE: Final = int(events.Flag.IDLE)
-_DEVICE: Final = int(events.Flag.DEVICE)
-_OTHER: Final = events.Phase.OTHER  # a look-up in an enum takes as long as ten sums
-_FAILED: Final = int(events.Flag.FAILED)
-_BACKWARD: Final = events.Phase.BACKWARD
-_DATA_WAIT: Final = events.Phase.DATA_WAIT
-_CPU_OPTIMIZER: Final = events.Phase.CPU_OPTIMIZER
+_CONTINUED: Final = int(codes.Flag.CONTINUED)  # an IntFlag's own `&` takes a microsecond
+_ASYNC: Final = int(codes.Flag.ASYNC)
+_IDLE: Final = int(codes.Flag.IDLE)
+_DEVICE: Final = int(codes.Flag.DEVICE)
+_OTHER: Final = codes.Phase.OTHER  # a look-up in an enum takes as long as ten sums
+_FAILED: Final = int(codes.Flag.FAILED)
+_BACKWARD: Final = codes.Phase.BACKWARD
+_DATA_WAIT: Final = codes.Phase.DATA_WAIT
+_CPU_OPTIMIZER: Final = codes.Phase.CPU_OPTIMIZER
 
 
-_TRAINING = (events.Phase.FORWARD, events.Phase.BACKWARD, events.Phase.DATA_WAIT)
+_TRAINING = (codes.Phase.FORWARD, codes.Phase.BACKWARD, codes.Phase.DATA_WAIT)
 """Phases that belong to an evaluation or a generation where they happen within one."""
 _NO_LAG_NS, _NO_LAG = 100_000, 0.05
 """A device that is no further behind the host at both ends of a phase, beside its length, waits for the
 host: it runs the last kernels that were enqueued."""
-_TAKES_INNER = (events.Phase.EVALUATION, events.Phase.GENERATION)
+_TAKES_INNER = (codes.Phase.EVALUATION, codes.Phase.GENERATION)
 
 
 @folds_event(events.PhaseSpan)
@@ -54,7 +54,7 @@ def _fold_phase_span(state: RankState, e: events.PhaseSpan) -> None:
             window.phase_ns[inner.phase] -= inner.own_ns
     window.spans.append(EndedPhase(e.start_ns, e.start_ns + spent_ns, e.phase, max(0, own_ns)))
     window.phase_ns[e.phase] += max(0, own_ns)
-    if e.activity is events.Activity.WRAP:  # what has a cause of its own is no part of the set-up
+    if e.activity is codes.Activity.WRAP:  # what has a cause of its own is no part of the set-up
         state.activities[e.phase, e.activity, False].ns -= spent_ns - max(0, own_ns)
     if e.phase is _DATA_WAIT:
         state.out_of_batches = bool(e.flags & _FAILED)
@@ -92,7 +92,7 @@ def _count_phase_activity(state: RankState, e: events.PhaseSpan) -> None:
     totals.last_end_ns = e.t_ns
     if e.file and e.nbytes > totals.file_bytes:
         totals.file, totals.file_bytes = e.file, e.nbytes
-    if e.activity is events.Activity.SAVE:
+    if e.activity is codes.Activity.SAVE:
         _count_checkpoint_save(state, e)
 
 
@@ -142,7 +142,7 @@ def _fold_step_mark(state: RankState, e: events.StepMark) -> None:
     _end_host_step(state, e)
     if state.on_device:
         # When the device ends this step, the host may have set the learning rate of a later one
-        window.scalars.setdefault("learning_rate", _newest_scalar(state, events.Scalar.LEARNING_RATE))
+        window.scalars.setdefault("learning_rate", _newest_scalar(state, codes.Scalar.LEARNING_RATE))
         state.enqueued.append((e, window))
     else:
         record_timed_step(state, e, window)
@@ -150,7 +150,7 @@ def _fold_step_mark(state: RankState, e: events.StepMark) -> None:
 
 def _end_host_step(state: RankState, e: events.StepMark) -> None:
     """Counts a step that the host has ended."""
-    skipped = e.outcome is events.Outcome.SKIPPED
+    skipped = e.outcome is codes.Outcome.SKIPPED
     state.skipped += skipped
     if e.engine:
         engine = state.engines[e.engine]
@@ -170,7 +170,21 @@ def _end_host_step(state: RankState, e: events.StepMark) -> None:
     state.unit = 0
     reshard_all_units(state)
     forget_ended_calls(state, e.start_ns)
-    _decay_bandwidths(state)
+    # Takes the bandwidths of the step that has ended, and lets their sums forget a fifth of it
+    for (op, group), totals in state.ops.items():
+        bandwidth = totals.recent_bus_bandwidth(op, state.group_size(group))
+        totals.best_busbw = max(totals.best_busbw, bandwidth or 0.0)
+        totals.recent_bytes *= 0.8
+        totals.recent_unknown_bytes *= 0.8
+        totals.recent_ns *= 0.8
+    for path_totals in state.transfers.values():
+        # Less than a nanosecond is a faded sum: its quotient is noise, and best keeps it for good
+        if path_totals.recent_ns >= 1:
+            path_totals.best = max(path_totals.best, path_totals.recent_bytes / path_totals.recent_ns)
+        mean_bytes = path_totals.of_step if path_totals.step_bytes is None else path_totals.step_bytes
+        path_totals.step_bytes, path_totals.of_step = (0.8 * mean_bytes + 0.2 * path_totals.of_step, 0)
+        path_totals.recent_bytes *= 0.8
+        path_totals.recent_ns *= 0.8
 
 
 def _fold_device_step(state: RankState, e: events.StepMark) -> None:
@@ -185,7 +199,12 @@ def _fold_device_step(state: RankState, e: events.StepMark) -> None:
         record_by_host(state)
     if state.enqueued and state.enqueued[0][0].step == e.step:
         _, counted = state.enqueued.popleft()
-        record_timed_step(state, e, _merge_device_window(window, counted))
+        # The step that the host has counted, with what the device did in it
+        counted.launch_ns, counted.phase_ns = counted.phase_ns, window.phase_ns
+        counted.starved_ns = window.starved_ns
+        counted.late_ns += window.late_ns
+        counted.follow(window)
+        record_timed_step(state, e, counted)
 
 
 def record_by_host(state: RankState) -> None:
@@ -194,15 +213,6 @@ def record_by_host(state: RankState) -> None:
     # The host begins a step before the device ends the last one: uncut, both count the same time
     start = max(mark.start_ns, state.recorded_ns)
     record_timed_step(state, mark._replace(start_ns=start, t_ns=max(mark.t_ns, start)), window)
-
-
-def _merge_device_window(window: Window, counted: Window) -> Window:
-    """The step that the host has *counted*, with what the device did in it."""
-    counted.launch_ns, counted.phase_ns = counted.phase_ns, window.phase_ns
-    counted.starved_ns = window.starved_ns
-    counted.late_ns += window.late_ns
-    counted.follow(window)
-    return counted
 
 
 def record_timed_step(state: RankState, e: events.StepMark, window: Window) -> None:
@@ -220,7 +230,23 @@ def record_timed_step(state: RankState, e: events.StepMark, window: Window) -> N
     state.phase_ns = [a + b for a, b in zip(state.phase_ns, window.phase_ns, strict=True)]
     state.phase_ns[_OTHER] += max(0, spent_ns - sum(window.phase_ns[1:]))
     if continued and previous:
-        state.history[-1] = _merge_summaries(previous, summary)
+        # Two optimizers of the same step have one summary
+        sums: dict[str, Any] = {n: getattr(previous, n) + getattr(summary, n) for n in _SUMMED}
+        peaks: dict[str, Any] = {n: max(getattr(previous, n), getattr(summary, n)) for n in _PEAKS}
+        # Not strict: a part without the split by phase leaves the whole step without it
+        exposed = zip(previous.phase_exposed_ns, summary.phase_exposed_ns, strict=False)
+        state.history[-1] = replace(
+            previous,
+            **sums,
+            **peaks,
+            end_ns=summary.end_ns,
+            phase_ns=tuple(a + b for a, b in zip(previous.phase_ns, summary.phase_ns, strict=True)),
+            phase_exposed_ns=tuple(a + b for a, b in exposed),
+            launch_ns=tuple(a + b for a, b in zip(previous.launch_ns, summary.launch_ns, strict=False)),
+            skipped=previous.skipped or summary.skipped,
+            loss=summary.loss if summary.loss is not None else previous.loss,
+            grad_norm=summary.grad_norm if summary.grad_norm is not None else previous.grad_norm,
+        )
         if state.last_windows:
             window.follow(state.last_windows.pop())
     else:
@@ -230,24 +256,6 @@ def record_timed_step(state: RankState, e: events.StepMark, window: Window) -> N
         state.step_bucket_counts[bisect_left(STEP_BUCKETS, summary.seconds)] += 1
         _pair_control_step(state)
     state.last_windows.append(window)
-
-
-def _decay_bandwidths(state: RankState) -> None:
-    """Takes the bandwidths of the step that has ended, and lets their sums forget a fifth of it."""
-    for (op, group), totals in state.ops.items():
-        bandwidth = totals.recent_bus_bandwidth(op, state.group_size(group))
-        totals.best_busbw = max(totals.best_busbw, bandwidth or 0.0)
-        totals.recent_bytes *= 0.8
-        totals.recent_unknown_bytes *= 0.8
-        totals.recent_ns *= 0.8
-    for path_totals in state.transfers.values():
-        # Less than a nanosecond is a faded sum: its quotient is noise, and best keeps it for good
-        if path_totals.recent_ns >= 1:
-            path_totals.best = max(path_totals.best, path_totals.recent_bytes / path_totals.recent_ns)
-        mean_bytes = path_totals.of_step if path_totals.step_bytes is None else path_totals.step_bytes
-        path_totals.step_bytes, path_totals.of_step = (0.8 * mean_bytes + 0.2 * path_totals.of_step, 0)
-        path_totals.recent_bytes *= 0.8
-        path_totals.recent_ns *= 0.8
 
 
 def _make_step_summary(state: RankState, e: events.StepMark, start: int, window: Window) -> StepSummary:
@@ -270,7 +278,7 @@ def _make_step_summary(state: RankState, e: events.StepMark, start: int, window:
         allocated_bytes=max(window.allocated, memory.allocated_bytes if memory else -1),
         reserved_bytes=max(window.reserved, memory.reserved_bytes if memory else -1),
         rss_bytes=max(window.rss, host.rss_bytes if host else -1),
-        skipped=e.outcome is events.Outcome.SKIPPED,
+        skipped=e.outcome is codes.Outcome.SKIPPED,
         offload_blocked_ns=window.offload_ns,
         phase_exposed_ns=tuple(window.phase_exposed_ns),
         late_gather_ns=window.late_ns,
@@ -282,7 +290,7 @@ def _make_step_summary(state: RankState, e: events.StepMark, start: int, window:
         samples=window.samples,
         tokens=window.tokens,
         # The window last: its own learning rate must win over the newest
-        **{"learning_rate": _newest_scalar(state, events.Scalar.LEARNING_RATE), **window.scalars},
+        **{"learning_rate": _newest_scalar(state, codes.Scalar.LEARNING_RATE), **window.scalars},
     )
     if not state.on_virtual_device:
         return summary
@@ -300,7 +308,7 @@ def _untimed_count(state: RankState, window: Window) -> int:
     return max(window.collectives, int(hides))
 
 
-def _newest_scalar(state: RankState, scalar: events.Scalar) -> float | None:
+def _newest_scalar(state: RankState, scalar: codes.Scalar) -> float | None:
     """The newest value: the learning rate is only written when it has changed."""
     totals = state.scalars.get(scalar)
     return totals.value if totals is not None and math.isfinite(totals.value) else None
@@ -323,26 +331,6 @@ _PEAKS = (
 )  # fmt: skip
 
 
-def _merge_summaries(earlier: StepSummary, later: StepSummary) -> StepSummary:
-    """Returns one summary of two optimizers of the same step."""
-    sums: dict[str, Any] = {n: getattr(earlier, n) + getattr(later, n) for n in _SUMMED}
-    peaks: dict[str, Any] = {n: max(getattr(earlier, n), getattr(later, n)) for n in _PEAKS}
-    # Not strict: a part without the split by phase leaves the whole step without it
-    exposed = zip(earlier.phase_exposed_ns, later.phase_exposed_ns, strict=False)
-    return replace(
-        earlier,
-        **sums,
-        **peaks,
-        end_ns=later.end_ns,
-        phase_ns=tuple(a + b for a, b in zip(earlier.phase_ns, later.phase_ns, strict=True)),
-        phase_exposed_ns=tuple(a + b for a, b in exposed),
-        launch_ns=tuple(a + b for a, b in zip(earlier.launch_ns, later.launch_ns, strict=False)),
-        skipped=earlier.skipped or later.skipped,
-        loss=later.loss if later.loss is not None else earlier.loss,
-        grad_norm=later.grad_norm if later.grad_norm is not None else earlier.grad_norm,
-    )
-
-
 def _pair_control_step(state: RankState) -> None:
     """Keeps a control step and the mean of its neighbours, once the step after it has ended."""
     if len(state.history) < 3:
@@ -355,39 +343,35 @@ def _pair_control_step(state: RankState) -> None:
 
 # ---- folds the marks of FSDP units and ZeRO-3 parameters ----------------------------------------
 
-_AHEAD = int(events.Flag.AHEAD)
+_AHEAD = int(codes.Flag.AHEAD)
 
 
 @folds_event(events.UnitMark)
 def _fold_unit_mark(state: RankState, e: events.UnitMark) -> None:
     unit = state.unit_totals[e.unit]
     state.phase = e.phase
-    if e.event is events.UnitEvent.UNSHARD:
+    if e.event is codes.UnitEvent.UNSHARD:
         unit.unshards += 1
         state.unit = e.unit
-        _count_gathered(state, e)
+        # ZeRO-3 gathers parameters one by one and reports their sum itself
+        if e.gathered_bytes:
+            state.unsharded_now = e.gathered_bytes
+        else:
+            nbytes = state.unit_bytes.get(e.unit, 0)
+            # A unit may be unsharded again without a mark that it was freed: it counts one time
+            state.unsharded_now += nbytes - state.unsharded.get(e.unit, 0)
+            state.unsharded[e.unit] = nbytes
+        # Without this test the peak is 0 where units do not report their size, instead of unknown
+        if state.unsharded_now:
+            state.unsharded_peak = max(state.unsharded_peak, state.unsharded_now)
         # FSDP's marks have no bytes: with a key here, its all-gathers would count as late gathers
         if e.nbytes:
             state.gathers.setdefault(bool(e.flags & _AHEAD), [0, 0])[0] += e.nbytes
-    elif e.event is events.UnitEvent.RESHARD:
+    elif e.event is codes.UnitEvent.RESHARD:
         state.unsharded_now -= state.unsharded.pop(e.unit, 0)
     if e.allocated_bytes >= 0:
         unit.peak_allocated_bytes = max(unit.peak_allocated_bytes, e.allocated_bytes)
         state.window.allocated = max(state.window.allocated, e.allocated_bytes)
-
-
-def _count_gathered(state: RankState, e: events.UnitMark) -> None:
-    """Counts a unit as gathered. ZeRO-3 gathers parameters one by one and reports their sum itself."""
-    if e.gathered_bytes:
-        state.unsharded_now = e.gathered_bytes
-    else:
-        nbytes = state.unit_bytes.get(e.unit, 0)
-        # A unit may be unsharded again without a mark that it was freed: it counts one time
-        state.unsharded_now += nbytes - state.unsharded.get(e.unit, 0)
-        state.unsharded[e.unit] = nbytes
-    # Without this test the peak is 0 where units do not report their size, instead of unknown
-    if state.unsharded_now:
-        state.unsharded_peak = max(state.unsharded_peak, state.unsharded_now)
 
 
 def reshard_all_units(state: RankState) -> None:
@@ -421,7 +405,7 @@ def _fold_stage_run(state: RankState, e: events.StageRun) -> None:
     pipeline = state.pipeline
     call = pipeline.now
     waited, pipeline.waited_ns = pipeline.waited_ns, 0
-    if e.action is events.StageAction.CALL:
+    if e.action is codes.StageAction.CALL:
         pipeline.now = PipelineCall()
         # Calls of another schedule may have more actions, and would pass for the only complete ones
         if e.stage != pipeline.schedule:
@@ -469,7 +453,7 @@ def pipeline_summary_row(state: RankState) -> PipelineRow | None:
 
 def _pipeline_stage_row(stage: int, calls: Sequence[PipelineCall]) -> StageRow:
     seconds = {}
-    for action in events.StageAction:
+    for action in codes.StageAction:
         runs = [c.spent_ns[stage, action] for c in calls if (stage, action) in c.spent_ns]
         if runs:
             seconds[action.label] = sum(ns for _, ns in runs) / sum(n for n, _ in runs) / 1e9

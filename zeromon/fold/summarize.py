@@ -22,7 +22,8 @@ from zeromon.fold.saved_totals import PathTotals
 from zeromon.fold.state import RankState, Spent, folds_event
 from zeromon.fold.steps import pipeline_summary_row, unit_rows
 from zeromon.memory.reconcile import expected_rows
-from zeromon.ring.events import AllocatedPeak, Loading, LoadingRead, Path, Phase
+from zeromon.ring.codes import Path, Phase
+from zeromon.ring.events import Loading, LoadingRead
 from zeromon.ring.model_metadata import (
     CompiledMetadata,
     GoalMetadata,
@@ -193,7 +194,19 @@ def _communication_record(state: RankState, observed: Observed) -> RankCommunica
 def _memory_record(
     state: RankState, observed: Observed, models: tuple[ModelMetadata, ...]
 ) -> RankMemory:
-    roles = _memory_role_rows(state)
+    roles = tuple(
+        RoleRow(
+            role=role.label,
+            device_bytes=census.device_bytes,
+            host_bytes=census.host_bytes,
+            disk_bytes=census.disk_bytes,
+            pinned_bytes=census.pinned_bytes,
+            grown_bytes=census.device_bytes
+            + census.host_bytes
+            - state.first_roles.get(role, census.device_bytes + census.host_bytes),
+        )
+        for role, census in sorted(state.roles.items())
+    )
     return RankMemory(
         device=_device_memory_row(state),
         host=observed.host,
@@ -212,11 +225,25 @@ def _memory_record(
 
 def _config_record(state: RankState) -> RankConfig:
     meta = state.meta
+    # Those of torch, then those of DeepSpeed's engines
+    of_torch = meta.get("models")
+    raw = list(of_torch) if isinstance(of_torch, list) else []
+    engines = (key for key in sorted(state.meta) if key.startswith("engine"))
+    raw += [_metadata_facts_of(state, key).get("model") for key in engines]
+    settings: list[Setting] = []
+    numbers = {int(k[6:]) for k in state.meta if k.startswith("engine") and k[6:].isdecimal()}
+    for number in sorted(numbers):
+        for row in _engine_metadata_facts(state, number).get("settings", ()):
+            # The name table of a ring may hold anything: one bad row must not cost the snapshot
+            if isinstance(row, list) and len(row) == 3:
+                name, effective, written_value = (str(cell) for cell in row)
+                setting = Setting(engine=number, name=name, effective=effective, written=written_value)
+                settings.append(setting)
     return RankConfig(
-        models=_known_models(state),
+        models=tuple(model for facts in raw if (model := declared_keys(ModelMetadata, facts))),
         planned=declared_keys(ModelMetadata, meta.get("planned")),
         engines=_deepspeed_engine_rows(state),
-        settings=_engine_settings(state),
+        settings=tuple(settings),
         loader=declared_keys(LoaderMetadata, meta.get("loader")),
         process=declared_keys(
             ProcessMetadata,
@@ -233,12 +260,13 @@ def _config_record(state: RankState) -> RankConfig:
 
 
 def _training_record(state: RankState) -> RankTraining:
+    marks = state.meta.get("batches")
     return RankTraining(
         scalars=training_scalar_rows(state),
         batches=BatchRow(**asdict(state.batches)) if state.batches.steps else None,
         loading=loader_totals_row(state),
         out_of_batches=state.out_of_batches,
-        first_batches=first_batch_checksums(state),
+        first_batches=tuple(m for m in marks if isinstance(m, int)) if isinstance(marks, list) else (),
     )
 
 
@@ -285,31 +313,6 @@ def _agent_health(state: RankState) -> AgentHealth:
     )
 
 
-def _memory_role_rows(state: RankState) -> tuple[RoleRow, ...]:
-    return tuple(
-        RoleRow(
-            role=role.label,
-            device_bytes=census.device_bytes,
-            host_bytes=census.host_bytes,
-            disk_bytes=census.disk_bytes,
-            pinned_bytes=census.pinned_bytes,
-            grown_bytes=census.device_bytes
-            + census.host_bytes
-            - state.first_roles.get(role, census.device_bytes + census.host_bytes),
-        )
-        for role, census in sorted(state.roles.items())
-    )
-
-
-def _known_models(state: RankState) -> tuple[ModelMetadata, ...]:
-    """The models of the rank: those of torch, then those of DeepSpeed's engines."""
-    of_torch = state.meta.get("models")
-    raw = list(of_torch) if isinstance(of_torch, list) else []
-    engines = (key for key in sorted(state.meta) if key.startswith("engine"))
-    raw += [_metadata_facts_of(state, key).get("model") for key in engines]
-    return tuple(model for facts in raw if (model := declared_keys(ModelMetadata, facts)))
-
-
 def _metadata_facts_of(state: RankState, name: str) -> dict[str, Any]:
     facts = state.meta.get(name)
     return facts if isinstance(facts, dict) else {}
@@ -342,20 +345,6 @@ def _deepspeed_engine_rows(state: RankState) -> tuple[EngineRow, ...]:
 
 def _finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _engine_settings(state: RankState) -> tuple[Setting, ...]:
-    """Returns the settings of all DeepSpeed engines; leaves out malformed rows."""
-    settings: list[Setting] = []
-    numbers = {int(k[6:]) for k in state.meta if k.startswith("engine") and k[6:].isdecimal()}
-    for number in sorted(numbers):
-        for row in _engine_metadata_facts(state, number).get("settings", ()):
-            # The name table of a ring may hold anything: one bad row must not cost the snapshot
-            if isinstance(row, list) and len(row) == 3:
-                name, effective, written_value = (str(cell) for cell in row)
-                setting = Setting(engine=number, name=name, effective=effective, written=written_value)
-                settings.append(setting)
-    return tuple(settings)
 
 
 def _offload_transfer_row(path: Path, totals: PathTotals) -> TransferRow:
@@ -487,14 +476,13 @@ def _pause_reason(state: RankState, observed: Observed) -> str:
     return pause or (STARTS if starts else "")
 
 
-def _failed_allocation_count(counted: int, new: int) -> int:
-    """Allocations that failed: what the allocator has *counted*, -1 where unknown, and *new* ones."""
-    return max(0, counted) + new if new else counted
-
-
 def _device_memory_row(state: RankState) -> DeviceMemory | None:
     sample, device, peaks = state.memory, state.memory_peak, state.allocated_peaks
     peak = peaks[-1] if peaks else None
+    counted = device.ooms if device else -1
+    peak_phase = peak.phase.label if peak else ""
+    if peak and peak.phase == Phase.OTHER and peak.step == 1:
+        peak_phase = "setup"
     if sample is None:
         return None
     return DeviceMemory(
@@ -505,16 +493,12 @@ def _device_memory_row(state: RankState) -> DeviceMemory | None:
         capacity_bytes=device.capacity_bytes if device else -1,
         free_bytes=device.free_bytes if device else -1,
         retries=device.retries if device else -1,
-        ooms=_failed_allocation_count(device.ooms if device else -1, state.new_ooms),
+        ooms=max(0, counted) + state.new_ooms if state.new_ooms else counted,
         peak_bytes=peak.nbytes if peak else -1,
-        peak_phase=_phase_of_peak(peak) if peak else "",
+        peak_phase=peak_phase,
         peak_step=peak.step if peak else 0,
         peaks=tuple({peak.step: peak.nbytes for peak in peaks}.items()),
     )
-
-
-def _phase_of_peak(peak: AllocatedPeak) -> str:
-    return "setup" if peak.phase == Phase.OTHER and peak.step == 1 else peak.phase.label
 
 
 # ---- what watching costs a rank -----------------------------------------------------------------
@@ -575,12 +559,6 @@ def training_scalar_rows(state: RankState) -> tuple[ScalarRow, ...]:
         )
         for scalar, totals in sorted(state.scalars.items())
     )
-
-
-def first_batch_checksums(state: RankState) -> tuple[int, ...]:
-    """The checksums of the first batches; () where unknown."""
-    marks = state.meta.get("batches")
-    return tuple(m for m in marks if isinstance(m, int)) if isinstance(marks, list) else ()
 
 
 @folds_event(Loading)

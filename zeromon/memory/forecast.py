@@ -278,16 +278,7 @@ def spike_probability(samples: Samples, capacity_bytes: int, steps: int = _SPIKE
     threshold, typical, largest = ordered[int(0.9 * count)], ordered[count // 2], ordered[-1]
     if capacity_bytes - largest > 3 * (largest - typical):
         return 0.0  # too far for an extrapolation from the samples
-    excesses = _largest_excess_events(values, threshold)
-    if len(excesses) < _MIN_EVENTS:
-        return 0.0
-    shape, scale = fit_generalized_pareto(excesses)
-    once = _tail_probability(capacity_bytes - threshold, shape, scale) * len(excesses) / count
-    return 1 - (1 - once) ** steps
-
-
-def _largest_excess_events(values: Sequence[int], threshold: int) -> list[int]:
-    """Returns the largest excess of each run of values over *threshold*, ascending."""
+    # The largest excess of each run of values over the threshold
     events: list[int] = []
     inside = False
     for value in values:
@@ -298,7 +289,12 @@ def _largest_excess_events(values: Sequence[int], threshold: int) -> list[int]:
         else:
             events.append(value - threshold)
             inside = True
-    return sorted(events)
+    excesses = sorted(events)
+    if len(excesses) < _MIN_EVENTS:
+        return 0.0
+    shape, scale = fit_generalized_pareto(excesses)
+    once = _tail_probability(capacity_bytes - threshold, shape, scale) * len(excesses) / count
+    return 1 - (1 - once) ** steps
 
 
 def fit_generalized_pareto(excesses: Sequence[float]) -> tuple[float, float]:
@@ -423,7 +419,9 @@ def device_memory_risk(
     for cause, samples in ((RiskCause.FRAGMENTATION, reserved), (RiskCause.NON_TORCH, non_torch)):
         past_warm_up = [sample for sample in samples if sample[0] > _WARM_UP_STEPS]
         is_reserved = cause == RiskCause.FRAGMENTATION
-        limit = capacity_bytes if is_reserved else _room_for_others(recent, capacity_bytes)
+        # Contexts, NCCL and other processes may take what is beside the allocated peak
+        peak_bytes = 0 if is_reserved else max(s.allocated_bytes for s in recent[-20:])
+        limit = max(1, capacity_bytes - peak_bytes)
         trend = soonest_growth(past_warm_up, limit)
         # Reserved bytes follow allocated bytes that grow: that is no fragmentation
         if trend is None or (is_reserved and risk.cause == RiskCause.GROWTH):
@@ -440,11 +438,6 @@ def device_memory_risk(
     ):
         risk = replace(risk, ratio=0.6, cause=RiskCause.FRAGMENTATION, used_bytes=last_reserved)
     return risk
-
-
-def _room_for_others(recent: Sequence[StepSummary], capacity_bytes: int) -> int:
-    """Returns the bytes that contexts, NCCL and other processes may take beside the allocated peak."""
-    return max(1, capacity_bytes - max(s.allocated_bytes for s in recent[-20:]))
 
 
 def with_earlier_onset(risk: Risk, earlier: Risk | None, recent: Sequence[StepSummary]) -> Risk:

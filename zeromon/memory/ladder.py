@@ -85,7 +85,9 @@ def ladder_rungs(
         frees = _peak_tier_bytes(row_before, tiers) - _peak_tier_bytes(row_after, tiers)
         if frees < max(_MIN_FREED_SHARE * peak_bytes, least_bytes):
             continue
-        bound = _is_upper_bound(setup, change.after)
+        # A change that gathers units whose sizes are unknown may free less
+        gathers = change.after.plan.stage == ZeroStage.PARAMETERS > setup.plan.stage
+        bound = gathers and not sizes_under_plan(change.after, change.after.plan).unit_numels
         # A bound adds an unknown rest to the sum: no rung below it may be called enough
         exact = exact and not bound
         enough = exact and need_bytes is not None and freed < need_bytes <= freed + frees
@@ -118,12 +120,6 @@ def ladder_of_risk(run: RunSnapshot, pool: Pool, need_bytes: float | None) -> tu
 def _peak_tier_bytes(of: Row, tiers: tuple[str, ...]) -> int:
     """Returns the bytes of *tiers* together at their peak."""
     return max(sum(of.memory.total(tier, during) for tier in tiers) for during in PHASES)
-
-
-def _is_upper_bound(old: Setup, new: Setup) -> bool:
-    """Returns True if the change gathers units whose sizes are unknown: it may free less."""
-    gathers = new.plan.stage == ZeroStage.PARAMETERS > old.plan.stage
-    return gathers and not sizes_under_plan(new, new.plan).unit_numels
 
 
 def _price_of_change(old: Row, new: Row, note: str) -> str:

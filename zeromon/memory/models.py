@@ -52,7 +52,10 @@ def model_from_units(
     base = described if lora is None else tuple(_frozen_units(described))
     shape = transformer_of_config(config, base) if config is not None else None
     if shape is not None and lora is not None:
-        shape = _with_adapters(shape, lora, quantized=bool(quantization))
+        # No activations for experts: they were not measured with LoRA
+        adapter_counts = {name: round(n / shape.layers) for name, n in lora.items() if name != "rank"}
+        adapters = Adapters(rank=lora["rank"], quantized=bool(quantization), **adapter_counts)
+        shape = None if shape.experts else replace(shape, adapters=adapters)
     if config is not None and shape is None:
         notes += (
             "activations are not counted: there is no formula for these layers; "
@@ -75,15 +78,6 @@ def _frozen_units(units: Iterable[Unit]) -> Iterator[Unit]:
             shapes = (*merged_unit.shapes, *unit.shapes) if merged_unit is not None else unit.shapes
             merged[unit.name, unit.count] = replace(unit, shapes=shapes)
     yield from merged.values()
-
-
-def _with_adapters(
-    shape: Transformer, lora: Mapping[str, int], *, quantized: bool
-) -> Transformer | None:
-    """Returns *shape* with LoRA; None for experts, whose activations were not measured with it."""
-    adapter_counts = {name: round(n / shape.layers) for name, n in lora.items() if name != "rank"}
-    adapters = Adapters(rank=lora["rank"], quantized=quantized, **adapter_counts)
-    return None if shape.experts else replace(shape, adapters=adapters)
 
 
 # ---- Hugging Face configurations ------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,14 +31,6 @@ from zeromon.memory.speeds import (
 )
 from zeromon.ring.strategy import Dim
 from zeromon.snapshot import RankSnapshot, RunSnapshot
-
-
-def frozen_terms(models: Iterable[ModelSpec], plan: ShardPlan) -> Iterator[predict.Term]:
-    """Yields the parameters of reference and reward models: sharded at stage 3, whole below it."""
-    for model in models:
-        split = plan.shard_ranks if plan.stage == ZeroStage.PARAMETERS else 1
-        nbytes = model.params // split * plan.precision.compute_bytes
-        yield predict.Term("frozen_param", nbytes, f"the frozen model {model.name} (--reference)")
 
 
 def kv_cache_bytes(t: Transformer, tokens: int, itemsize: int = 2) -> int:
@@ -301,7 +293,11 @@ def activation_terms(setup: Setup) -> tuple[predict.Term, ...]:
 
 def _fixed_terms(setup: Setup, plan: ShardPlan) -> Iterator[predict.Term]:
     """Yields what exists beside the trained model's states, whatever the micro-batch."""
-    yield from frozen_terms(setup.frozen, plan)
+    # Reference and reward models: sharded at stage 3, whole below it
+    for model in setup.frozen:
+        split = plan.shard_ranks if plan.stage == ZeroStage.PARAMETERS else 1
+        nbytes = model.params // split * plan.precision.compute_bytes
+        yield predict.Term("frozen_param", nbytes, f"the frozen model {model.name} (--reference)")
     yield from predict.quantization_terms(setup.model, plan)
     if setup.batch is not None and activation_terms(setup):
         yield from predict.autocast_copy_terms(setup.model, plan, setup.batch)
@@ -578,11 +574,6 @@ class Point:
     def counts_activations(self) -> bool:
         """True if activations are part of the memory."""
         return self.row is not None and bool(self.row.memory.role(predict.ACTIVATION))
-
-
-def failed_point(change: Mapping[str, str], error: PlanError) -> Point:
-    """Returns the point of a setup that does not exist."""
-    return Point(change=change, setup=None, row=None, error=str(error))
 
 
 def point_of(change: Mapping[str, str], setup: Setup, work: Work, micro_batch: int = 0) -> Point:

@@ -4,7 +4,7 @@ A prediction is a list of :class:`Term`: the plain arithmetic of ZeRO for each r
 terms, each with its cause. Model states follow Rajbhandari et al. 2020 (arXiv
 1910.02054, section 3 and figure 1), activations Korthikanti et al. 2022 (arXiv 2205.05198, equations
 1 to 6); where a framework allocates otherwise, the term follows the framework and has a cause.
-Memory is in bytes, sizes are in elements; roles have the names of :class:`zeromon.ring.events.Role`.
+Memory is in bytes, sizes are in elements; roles have the names of :class:`zeromon.ring.codes.Role`.
 """
 
 import math
@@ -601,8 +601,8 @@ def _layer_backward_bytes(t: Transformer, b: Batch, itemsize: int) -> int:
         return layer + mlp // t.tensor_ranks
     scores = t.heads * b.length * tokens * (itemsize + (8 if t.fp32_softmax else itemsize))
     # The MLP has freed what it kept by then
-    kept = tokens * itemsize * (4 if t.gated else t.mlp_copies) * t.ffn
-    return layer + max(mlp, scores - kept) // t.tensor_ranks
+    mlp_kept = tokens * itemsize * (4 if t.gated else t.mlp_copies) * t.ffn
+    return layer + max(mlp, scores - mlp_kept) // t.tensor_ranks
 
 
 def transformer_activations(

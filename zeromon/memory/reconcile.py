@@ -47,36 +47,32 @@ class Described:
 def read_model_facts(facts: ModelMetadata) -> Described | None:
     """Reads the description in *facts*; None where a needed key is missing or has no valid value."""
     try:
-        return _describe_model(facts)
+        stage = ZeroStage(_as_count(facts["stage"]))
+        matched = optim_named(
+            str(facts.get("optimizer", "")),
+            float(facts.get("momentum", 0.0)),
+            str(facts.get("optimizer_step", "")),
+        )
+        numel = facts.get("optimizer_numel")
+        units = tuple(_as_count(n) for n in facts.get("units", ()))
+        sizes = Sizes(**_matching_fields(Sizes, facts), unit_numels=units)
+        precision = Precision(
+            param_bytes=_as_itemsize(facts["param_bytes"]),
+            compute_bytes=_as_count(facts["compute_bytes"]),
+            grad_bytes=_as_itemsize(facts["grad_bytes"]),
+            has_master=bool(facts.get("has_master", False)),
+            reduce_bytes=_as_itemsize(facts.get("reduce_bytes", facts["grad_bytes"])),
+            state_bytes=_as_itemsize(facts["param_bytes"]),
+        )
+        chosen = {"framework": str(facts["framework"]), **_matching_fields(ShardPlan, facts)}
+        # To a plan 0 means one process without DDP, which a rank that described a model is not
+        if not chosen.get("bucket_cap_bytes", 1):
+            del chosen["bucket_cap_bytes"]
+        optimizer = matched or Optimizer(name="unknown", full_states=0)
+        plan = ShardPlan(**chosen, stage=stage, precision=precision, optimizer=optimizer)
+        return Described(sizes, plan, matched is not None, None if numel is None else _as_count(numel))
     except (KeyError, TypeError, ValueError, ArithmeticError, PlanError):
         return None
-
-
-def _describe_model(facts: ModelMetadata) -> Described:
-    stage = ZeroStage(_as_count(facts["stage"]))
-    matched = optim_named(
-        str(facts.get("optimizer", "")),
-        float(facts.get("momentum", 0.0)),
-        str(facts.get("optimizer_step", "")),
-    )
-    numel = facts.get("optimizer_numel")
-    units = tuple(_as_count(n) for n in facts.get("units", ()))
-    sizes = Sizes(**_matching_fields(Sizes, facts), unit_numels=units)
-    precision = Precision(
-        param_bytes=_as_itemsize(facts["param_bytes"]),
-        compute_bytes=_as_count(facts["compute_bytes"]),
-        grad_bytes=_as_itemsize(facts["grad_bytes"]),
-        has_master=bool(facts.get("has_master", False)),
-        reduce_bytes=_as_itemsize(facts.get("reduce_bytes", facts["grad_bytes"])),
-        state_bytes=_as_itemsize(facts["param_bytes"]),
-    )
-    chosen = {"framework": str(facts["framework"]), **_matching_fields(ShardPlan, facts)}
-    # To a plan 0 means one process without DDP, which a rank that described a model is not
-    if not chosen.get("bucket_cap_bytes", 1):
-        del chosen["bucket_cap_bytes"]
-    optimizer = matched or Optimizer(name="unknown", full_states=0)
-    plan = ShardPlan(**chosen, stage=stage, precision=precision, optimizer=optimizer)
-    return Described(sizes, plan, matched is not None, None if numel is None else _as_count(numel))
 
 
 def _matching_fields(record: type[Sizes | ShardPlan], facts: ModelMetadata) -> dict[str, Any]:

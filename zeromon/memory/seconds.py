@@ -139,7 +139,12 @@ def _run_micro_step(
     reducer = _Reducer(t, sizes, plan, r) if reduces else None
     regathered: tuple[Piece, ...] = ()
     if gathers and plan.reshards and plan.stage == ZeroStage.PARAMETERS:
-        regathered = _freed_units(units, kept_for_backward(sizes, plan))
+        kept_numel: float = kept_for_backward(sizes, plan)
+        # Backward gathers again all units but those that are kept: the last of forward
+        order = list(units)
+        while order and order[-1].numel <= kept_numel:
+            kept_numel -= order.pop().numel
+        regathered = tuple(order)
     _run_backward(t, units, sizes, plan, r, reducer, regathered)
     if reducer is not None:
         reducer.finish_buckets()
@@ -158,14 +163,6 @@ def _unit_gather_seconds(
         n, rate = plan.secondary_ranks, r.within or r.gather
     nbytes = unit.numel * (1 - sizes.persistent_numel / sizes.numel) * gathered_itemsize(plan)
     return nbytes * (n - 1) / n / rate + r.latency
-
-
-def _freed_units(units: tuple[Piece, ...], kept_numel: float) -> tuple[Piece, ...]:
-    """Returns the units that are not kept from forward to backward: all but the last of forward."""
-    order = list(units)
-    while order and order[-1].numel <= kept_numel:
-        kept_numel -= order.pop().numel
-    return tuple(order)
 
 
 def _units_ahead(units: tuple[Piece, ...], plan: ShardPlan, r: Rates) -> int:

@@ -346,8 +346,8 @@ def optim_named(name: str, momentum: float = 0.0, step: str = "") -> Optimizer |
     key = _ALIASES.get(key, key)
     if key == "sgd" and momentum:
         key = "sgd-momentum"
-    found = OPTIMIZERS.get(key)
-    return OPTIMIZERS.get(f"{key}-{step}", found)
+    plain_optimizer = OPTIMIZERS.get(key)
+    return OPTIMIZERS.get(f"{key}-{step}", plain_optimizer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

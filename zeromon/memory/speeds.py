@@ -140,10 +140,10 @@ def find_named_device(label: str) -> Device | None:
     if lowered in DEVICES:
         return DEVICES[lowered]
     # By whole words: the names of the RTX A1000 and the L40 contain those of the A100 and the L4
-    words = re.findall(r"[a-z0-9]+", lowered.replace("rtx ", "rtx"))
-    names = (_VARIANTS.get(word, word) for word in words)
+    label_words = re.findall(r"[a-z0-9]+", lowered.replace("rtx ", "rtx"))
+    names = (_VARIANTS.get(word, word) for word in label_words)
     name = next((name for name in names if name in DEVICES), "")
-    gigabytes = next((word.removesuffix("gb") for word in words if word.endswith("gb")), "")
+    gigabytes = next((word.removesuffix("gb") for word in label_words if word.endswith("gb")), "")
     return DEVICES.get(f"{name}-{gigabytes}") or DEVICES.get(name)
 
 

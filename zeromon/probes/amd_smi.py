@@ -56,10 +56,10 @@ class AmdSmi:
             own_bytes=self._own_bytes(handle, pid),
             utilization_ratio=busy / 100 if busy is not None else None,
             power_watts=next((w for w in watts if w is not None and 0 < w < _MAX_WATTS), None),
-            energy_joules=self._energy(handle),
-            temperature_celsius=self._temperature(handle),
+            energy_joules=self._energy_joules(handle),
+            temperature_celsius=self._hottest_celsius(handle),
             ecc_errors=_known_number(get("amdsmi_get_gpu_total_ecc_count", key="uncorrectable_count")),
-            throttle_reasons=self._throttle(handle),
+            throttle_reasons=self._throttle_reasons(handle),
         )
 
     def uuids(self) -> list[str]:
@@ -107,14 +107,14 @@ class AmdSmi:
                 return nbytes
         return None
 
-    def _energy(self, handle: Any) -> float | None:
+    def _energy_joules(self, handle: Any) -> float | None:
         """Joules since the driver was loaded: a counter, and its resolution in microjoules."""
         counter = self._query_device("amdsmi_get_energy_count", handle)
         if not counter:
             return None
         return float(counter["energy_accumulator"] * counter["counter_resolution"]) / 1e6
 
-    def _temperature(self, handle: Any) -> Any:
+    def _hottest_celsius(self, handle: Any) -> Any:
         smi = self._smi
         return _known_number(
             self._call(
@@ -124,7 +124,7 @@ class AmdSmi:
             )
         )
 
-    def _throttle(self, handle: Any) -> tuple[str, ...]:
+    def _throttle_reasons(self, handle: Any) -> tuple[str, ...]:
         metrics = self._query_device("amdsmi_get_gpu_metrics_info", handle) or {}
         names = ("indep_throttle_status", "throttle_status")
         return (_THROTTLED,) if any(metrics.get(name) is True for name in names) else ()

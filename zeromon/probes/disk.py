@@ -45,7 +45,12 @@ class DiskReader:
 
     def read(self, path: str, now_ns: int) -> Disk | None:
         """Returns the I/O of the process and of the disk at *path*; None if both are unknown."""
-        facts: dict[str, Any] = {**_process_io_bytes(self._pid, self._proc)}
+        names = {"read_bytes:": "process_read_bytes", "write_bytes:": "process_written_bytes"}
+        facts: dict[str, Any] = {}
+        with suppress(ValueError, IndexError):
+            for fields in read_word_lines(f"{self._proc}/{self._pid}/io"):
+                if fields[0] in names:
+                    facts[names[fields[0]]] = int(fields[1])
         if not path:
             return Disk(**facts) if facts else None
         with suppress(OSError):
@@ -81,17 +86,6 @@ class DiskReader:
             busy_bytes_per_second=self._rate,
             best_busy_bytes_per_second=self._best or None,
         )
-
-
-def _process_io_bytes(pid: int, proc: Path) -> dict[str, int]:
-    """Returns the bytes that the process read from and wrote to storage."""
-    names = {"read_bytes:": "process_read_bytes", "write_bytes:": "process_written_bytes"}
-    moved: dict[str, int] = {}
-    with suppress(ValueError, IndexError):
-        for fields in read_word_lines(f"{proc}/{pid}/io"):
-            if fields[0] in names:
-                moved[names[fields[0]]] = int(fields[1])
-    return moved
 
 
 def _device_counters(number: int, proc: Path) -> dict[str, Any]:

@@ -60,9 +60,9 @@ class EnergyMeter:
         self._knows_device |= bool(devices)
         self._knows_host |= bool(host)
         for uuid, joules in devices.items():
-            self._device += self._since(uuid, joules, 0.0)
+            self._device += self._joules_since(uuid, joules, 0.0)
         for zone, (joules, wraps_at) in host.items():
-            self._host += self._since(zone, joules, wraps_at)
+            self._host += self._joules_since(zone, joules, wraps_at)
         return Energy(
             seconds=(now_ns - self._began_ns) / 1e9,
             device_joules=self._device if self._knows_device else None,
@@ -70,7 +70,7 @@ class EnergyMeter:
             host_note="" if self._knows_host else note,
         )
 
-    def _since(self, name: str, joules: float, wraps_at: float) -> float:
+    def _joules_since(self, name: str, joules: float, wraps_at: float) -> float:
         previous = self._last.get(name, joules)
         self._last[name] = joules
         if joules >= previous:

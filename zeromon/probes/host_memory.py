@@ -159,7 +159,7 @@ class Footprint:
 
     def read(self) -> int:
         """Returns the bytes of all processes now."""
-        self._find()
+        self._add_children()
         total = 0
         self._living = set()
         for pid in self._pids:
@@ -191,7 +191,7 @@ class Footprint:
     def end(self, *, patience_seconds: float = 10.0) -> None:
         """Ends all processes by SIGTERM, and what remains by SIGKILL."""
         # Before the signals: the children of a process that has ended are found no more
-        self._find(at_once=True)
+        self._add_children(at_once=True)
         _send_signal(self._pids, signal.SIGTERM)
         deadline = time.monotonic() + patience_seconds
         while time.monotonic() < deadline and self._is_alive():
@@ -200,14 +200,14 @@ class Footprint:
 
     def kill(self, *, all_but: Iterable[int] = ()) -> None:
         """Ends all processes by SIGKILL, at once, before they take more."""
-        self._find(at_once=True)
+        self._add_children(at_once=True)
         _send_signal(self._pids - set(all_but), signal.SIGKILL)
 
     def _is_alive(self) -> bool:
         # A zombie that its parent does not collect would be waited for until the deadline
         return any(process_state_letter(pid, self._proc) not in ("", "Z") for pid in self._pids)
 
-    def _find(self, *, at_once: bool = False) -> None:
+    def _add_children(self, *, at_once: bool = False) -> None:
         """Adds the children of the known processes; a child keeps its place when its parent ends."""
         now_seconds = time.monotonic()
         if not self._deep:

@@ -107,11 +107,11 @@ class LevelZero:
         except OSError:
             return
         if self._call("zesInit", 0):
-            for driver in self._list("zesDriverGet"):
-                for handle in self._list("zesDeviceGet", driver):
-                    self._add(handle)
+            for driver in self._list_handles("zesDriverGet"):
+                for handle in self._list_handles("zesDeviceGet", driver):
+                    self._add_device(handle)
 
-    def _add(self, handle: Any) -> None:
+    def _add_device(self, handle: Any) -> None:
         properties = self._ask("zesDeviceGetProperties", handle, _DeviceProperties)
         if properties is not None:
             uuid = bytes(properties.uuid).hex()
@@ -125,20 +125,21 @@ class LevelZero:
             return None
         modules = [*self._states("zesDeviceEnumMemoryModules", handle, "zesMemoryGetState", _Memory)]
         size = sum(module.size for module in modules)
-        energy = self._energy(handle)
+        energy = self._energy_counter(handle)
         pci = self._ask("zesDevicePciGetStats", handle, _PciStats)
+        rate = self._growth_rate(key, "energy", energy, "value")
         return Device(
             name=self._properties[key].name.decode(errors="replace"),
             used_bytes=size - sum(module.free for module in modules) if size else None,
             total_bytes=size or None,
             own_bytes=self._own_bytes(handle, pid),
-            utilization_ratio=self._busy(key, handle),
-            power_watts=self._power_watts(key, energy),
+            utilization_ratio=self._busy_ratio(key, handle),
+            power_watts=rate / 1e6 if rate is not None else None,
             energy_joules=energy.value / 1e6 if energy is not None else None,
-            temperature_celsius=self._temperature(handle),
-            pcie_receive_bytes_per_second=self._rate(key, "received", pci, "received"),
-            pcie_transmit_bytes_per_second=self._rate(key, "sent", pci, "sent"),
-            throttle_reasons=self._throttle(handle),
+            temperature_celsius=self._hottest_celsius(handle),
+            pcie_receive_bytes_per_second=self._growth_rate(key, "received", pci, "received"),
+            pcie_transmit_bytes_per_second=self._growth_rate(key, "sent", pci, "sent"),
+            throttle_reasons=self._throttle_reasons(handle),
             ecc_errors=self._ecc_errors(handle),
         )
 
@@ -163,25 +164,21 @@ class LevelZero:
 
     # ---- single figures -----------------------------------------------------------------------
 
-    def _busy(self, key: str, handle: Any) -> float | None:
+    def _busy_ratio(self, key: str, handle: Any) -> float | None:
         groups = self._parts("zesDeviceEnumEngineGroups", handle, "zesEngineGetProperties", _ENGINE)
         engines = {properties.type: engine for engine, properties in groups}
         engine = next((engines[kind] for kind in _ENGINES if kind in engines), None)
         stats = self._ask("zesEngineGetActivity", engine, _Counter) if engine is not None else None
-        rate = self._rate(key, "busy", stats, "value")
+        rate = self._growth_rate(key, "busy", stats, "value")
         return min(1.0, rate / 1e6) if rate is not None else None
 
-    def _energy(self, handle: Any) -> Any:
+    def _energy_counter(self, handle: Any) -> Any:
         domain = ctypes.c_void_p()
         if not self._call("zesDeviceGetCardPowerDomain", handle, byref(domain)):
             return None
         return self._ask("zesPowerGetEnergyCounter", domain, _Counter)
 
-    def _power_watts(self, key: str, energy: Any) -> float | None:
-        rate = self._rate(key, "energy", energy, "value")
-        return rate / 1e6 if rate is not None else None
-
-    def _rate(self, key: str, name: str, stats: Any, field: str) -> float | None:
+    def _growth_rate(self, key: str, name: str, stats: Any, field: str) -> float | None:
         """Returns by how much a counter has grown a second since the last read."""
         if stats is None:
             return None
@@ -193,7 +190,7 @@ class LevelZero:
             return None
         return (sample[1] - previous[1]) / ((sample[0] - previous[0]) / 1e6)
 
-    def _temperature(self, handle: Any) -> float | None:
+    def _hottest_celsius(self, handle: Any) -> float | None:
         candidates = self._parts(
             "zesDeviceEnumTemperatureSensors", handle, "zesTemperatureGetProperties", _TEMPERATURE
         )
@@ -204,7 +201,7 @@ class LevelZero:
             return None
         return celsius.value
 
-    def _throttle(self, handle: Any) -> tuple[str, ...]:
+    def _throttle_reasons(self, handle: Any) -> tuple[str, ...]:
         domains = self._states(
             "zesDeviceEnumFrequencyDomains", handle, "zesFrequencyGetState", _Frequency
         )
@@ -245,7 +242,7 @@ class LevelZero:
         structure = _new_structure(kind)
         return structure if self._call(name, handle, byref(structure)) else None
 
-    def _list(self, name: str, *parent: Any) -> list[Any]:
+    def _list_handles(self, name: str, *parent: Any) -> list[Any]:
         count = c_uint32()
         if not self._call(name, *parent, byref(count), None) or not count.value:
             return []
@@ -256,12 +253,12 @@ class LevelZero:
         return [ctypes.c_void_p(handle) for handle in handles[: count.value]]
 
     def _states(self, enum: str, handle: Any, reader: str, kind: type[Structure]) -> Iterator[Any]:
-        states = (self._ask(reader, component, kind) for component in self._list(enum, handle))
+        states = (self._ask(reader, component, kind) for component in self._list_handles(enum, handle))
         return (state for state in states if state is not None)
 
     def _parts(self, enum: str, handle: Any, reader: str, stype: int) -> Iterator[tuple[Any, Any]]:
         """Yields the parts of the whole device, each with its properties."""
-        for component in self._list(enum, handle):
+        for component in self._list_handles(enum, handle):
             properties = _Part(stype=stype)
             if self._call(reader, component, byref(properties)) and not properties.on_subdevice:
                 yield component, properties

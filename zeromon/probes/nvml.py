@@ -182,7 +182,7 @@ class Nvml:
             nvlink_receive_bytes_per_second=link_receive,
             nvlink_transmit_bytes_per_second=link_transmit,
             xid=self._xids.get(bare_device_uuid(uuid)),
-            throttle_reasons=self._throttle(handle),
+            throttle_reasons=self._throttle_reasons(handle),
             ecc_errors=call(
                 lambda: nvml.nvmlDeviceGetTotalEccErrors(
                     handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
@@ -233,7 +233,7 @@ class Nvml:
         width = self._call(lambda: self._nvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
         return pcie_peak_bandwidth(generation, width)
 
-    def _throttle(self, handle: Any) -> tuple[str, ...]:
+    def _throttle_reasons(self, handle: Any) -> tuple[str, ...]:
         mask = self._call(lambda: self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
         return tuple(
             reason

@@ -215,8 +215,8 @@ class Alerts:
 
     def _closing_lines(self, run: RunSnapshot, start: float) -> Iterator[str]:
         nodes = f" and {len(run.nodes) - 1} more" if len(run.nodes) > 1 else ""
-        step = max((rank.steps.last_step for rank in run.ranks), default=0)
-        yield f"node {run.node}{nodes}, step {human_count(step)}, since {_clock_text(run, start)}"
+        step = human_count(run.last_step)
+        yield f"node {run.node}{nodes}, step {step}, since {_clock_text(run, start)}"
         yield f"look at it with: zeromon {'report' if run.ended else 'attach'} {run.run}"
         if len(self._sent) == ALERTS_AN_HOUR and not run.ended:
             resume = _clock_text(run, self._sent[0] + _HOUR_SECONDS)

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
-from zeromon.ring.codes import ENQUEUED
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import ENQUEUED, Phase
 from zeromon.snapshot import RankSnapshot, StepSummary
 from zeromon.snapshot.host import WorkerMemory
 from zeromon.snapshot.levels import DEVICE_BOUND, HOST_BOUND

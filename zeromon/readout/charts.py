@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from zeromon.readout import figures
-from zeromon.ring.events import Scalar
+from zeromon.ring.codes import Scalar
 from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot, StepSummary
 from zeromon.snapshot.memory import Risk
 from zeromon.snapshot.step import NOT_TIMED

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from zeromon.base.units import human_ratio, human_seconds
-from zeromon.ring.codes import operation_by_name
-from zeromon.ring.events import StageAction
+from zeromon.ring.codes import StageAction, operation_by_name
 from zeromon.ring.strategy import MODEL_PARALLEL, Dim, dim_by_name
 from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import CollectiveRow, Dimension, PipelineRow, bus_factor

@@ -17,9 +17,8 @@ from zeromon.base.units import (
     human_seconds,
 )
 from zeromon.readout.breakdown import WINDOW
-from zeromon.ring.events import Scalar
+from zeromon.ring.codes import Scalar
 from zeromon.snapshot import RankSnapshot, RunSnapshot
-from zeromon.snapshot.focus import oom_ratio
 from zeromon.snapshot.levels import EXPOSED as EXPOSED_LEVEL, OOM, Level
 from zeromon.snapshot.run import Fleet, FleetNode
 from zeromon.snapshot.step import ScalarRow
@@ -166,7 +165,8 @@ HEADROOM = Figure(
     metrics=("memory_headroom_bytes",),
 )  # fmt: skip
 RISK = Figure(
-    name="risk", label="OOM risk", unit=RATIO, of_rank=oom_ratio, field="risk_ratio", on_nodes=True,
+    name="risk", label="OOM risk", unit=RATIO, field="risk_ratio", on_nodes=True,
+    of_rank=lambda rank: max((risk.ratio for risk in rank.memory.risks), default=None),
     metrics=("oom_risk_ratio",), level=OOM,
 )  # fmt: skip
 

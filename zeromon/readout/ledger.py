@@ -18,7 +18,7 @@ from zeromon.base.units import (
 from zeromon.fold.ledger import with_lost_steps
 from zeromon.readout.breakdown import loading_text
 from zeromon.readout.throughput import own_part
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.ledger import Cause, LedgerRow, sum_by_cause
 

@@ -208,13 +208,13 @@ def _growth_until_full(ranks: Sequence[RankSnapshot]) -> dict[str, Any]:
     """The growth that fills a device soonest, where it does so in a run of usual length."""
     trends = [
         (
-            round(last + trend.steps_left(device.capacity_bytes - max(0, _other_bytes(rank)))[0]),
+            round(ended_step + trend.steps_left(device.capacity_bytes - max(0, _other_bytes(rank)))[0]),
             trend.slope,
             trend.window,
         )
         for rank in ranks
         if (device := rank.memory.device) is not None
-        and (trend := early_growth(device.peaks, last := rank.steps.last_step)) is not None
+        and (trend := early_growth(device.peaks, ended_step := rank.steps.last_step)) is not None
     ]
     full_step, slope, window = min(trends, default=(_LONGEST_STEPS, 0.0, 0))
     if full_step >= _LONGEST_STEPS:
@@ -251,8 +251,10 @@ def preflight_text(run: RunSnapshot, result: Preflight) -> str:
     if result.outcome:
         count = f"{result.steps} step{'s' * (result.steps != 1)}"
         head.append(f"  ended     after {count}: {result.outcome}")
+    rows = [row for finding in result.findings for row in finding_lines(finding)]
+    rows[:0] = ["Findings (zeromon rule CODE explains them)"] if rows else []
     blocks = [
-        "\n".join(head), deaths(run) if result.outcome else "", _finding_block(result.findings),
+        "\n".join(head), deaths(run) if result.outcome else "", "\n".join(rows),
         memory_block(run.ranks[:8]), by_role(run), _waits_block(result),
         f"All of it: zeromon report {run.run}",
     ]  # fmt: skip
@@ -319,11 +321,6 @@ def _step_sentence(result: Preflight) -> str:
 def _between_limits(format_number: Callable[[float], str], limits: Sequence[float]) -> str:
     """``120 ms``, or ``120 ms to 180 ms`` where both ends do not read the same."""
     return " to ".join(dict.fromkeys(map(format_number, limits)))
-
-
-def _finding_block(findings: Sequence[Finding]) -> str:
-    rows = [row for finding in findings for row in finding_lines(finding)]
-    return "\n".join(("Findings (zeromon rule CODE explains them)", *rows)) if rows else ""
 
 
 _WAIT_COLUMNS: Columns[UnitWait] = (

@@ -146,10 +146,6 @@ def trial_obstacle(run: RunSnapshot, finding: Finding) -> str:
         return _REFUSED.get(finding.rule, "its change needs a new start of the script")
     if finding.remedy.dialect != _FRAMEWORK[change]:
         return "only FSDP2 can be changed while it runs"
-    return _obstacle_of_run(run)
-
-
-def _obstacle_of_run(run: RunSnapshot) -> str:
     if run.ended or run.detached:
         return "the run has ended" if run.ended else "the agent was removed"
     if run.nodes or len(run.ranks) != max((r.world_size for r in run.ranks), default=0):

@@ -87,23 +87,23 @@ def run_state(run: RunSnapshot) -> str:
 
 def record_text(run: RunSnapshot) -> str:
     """``the store was full from 14:03 on, step 61 of at least 100``; "" for a whole record."""
-    last_step, clock = max((rank.steps.last_step for rank in run.ranks), default=0), "%Y-%m-%d %H:%M"
+    clock = "%Y-%m-%d %H:%M"
     if run.history_note:
         full = "no space left" in run.history_note.lower()
         stop_time = time.strftime(clock, time.localtime(run.history_until))
         step = f"step {human_count(run.history_step)} of {'at least ' if run.unfinished else ''}"
         reason = f"the store {'was full' if full else 'could not be written'} from {stop_time} on"
-        return f"{reason}, {step}{human_count(last_step)}"
+        return f"{reason}, {step}{human_count(run.last_step)}"
     if not run.unfinished:
         return ""
     stop_time = time.strftime(clock, time.localtime(run.taken_wall))
-    return f"nothing was written after {stop_time}, step {human_count(last_step)}"
+    return f"nothing was written after {stop_time}, step {human_count(run.last_step)}"
 
 
 def _state_of(run: RunSnapshot) -> str:
     if run.unfinished:
         return f"incomplete: {record_text(run)}"
-    steps = max(rank.steps.last_step for rank in run.ranks)
+    steps = run.last_step
     failed = first_failed(run.ranks, run.hangs)
     if failed is not None:
         return end_text(run, failed)

@@ -16,7 +16,7 @@ from zeromon.memory.speeds import peak_flops
 from zeromon.readout.breakdown import WINDOW
 from zeromon.readout.figures import run_step_seconds
 from zeromon.readout.text import pause_seconds, rough_time
-from zeromon.ring.events import Padding
+from zeromon.ring.codes import Padding
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Dim
 from zeromon.snapshot import RankSnapshot, RunSnapshot

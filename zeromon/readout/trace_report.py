@@ -127,7 +127,15 @@ def _rank_time_block(ranks: Sequence[RankTrace]) -> str:
     idlest = max(ranks, key=lambda r: r.idle_seconds or 0.0)
     if idlest.idle is not None and idlest.idle.seconds:
         blocks.append(f"  idle of rank {idlest.rank}: {_idle_cause_text(idlest.idle)}")
-        blocks += _host_call_lines(idlest.host_calls, idlest.idle.seconds)
+        # The calls that the host is in for the largest shares of idle time
+        shares = [
+            f"{human_ratio(seconds / idlest.idle.seconds)} in {name[:_MAX_CALL_NAME]}"
+            for name, seconds in idlest.host_calls.items()
+            if seconds > _MIN_IDLE_SHARE * idlest.idle.seconds
+        ]
+        while len(sentence := f"  the host meanwhile: {', '.join(shares)}") > _MAX_WIDTH:
+            shares.pop()
+        blocks += [sentence] if shares else []
     blocks += [f"  {sentence}" for sentence in _why_ranks_differ(ranks)]
     return "\n".join(blocks)
 
@@ -144,18 +152,6 @@ def _idle_cause_text(idle: IdleTime) -> str:
     return ", ".join(
         f"{human_ratio(seconds / idle.seconds)} {phrase}" for seconds, phrase in causes if seconds
     )
-
-
-def _host_call_lines(seconds_by_call: Mapping[str, float], idle_seconds: float) -> list[str]:
-    """One line or none: the calls that the host is in for the largest shares of idle time."""
-    shares = [
-        f"{human_ratio(seconds / idle_seconds)} in {name[:_MAX_CALL_NAME]}"
-        for name, seconds in seconds_by_call.items()
-        if seconds > _MIN_IDLE_SHARE * idle_seconds
-    ]
-    while len(sentence := f"  the host meanwhile: {', '.join(shares)}") > _MAX_WIDTH:
-        shares.pop()
-    return [sentence] if shares else []
 
 
 def _median_of(ranks: Sequence[RankTrace], of: Callable[[RankTrace], float | None]) -> float:
@@ -452,7 +448,16 @@ def _device_memory_blocks(name: str, device: allocations.DeviceMemory) -> list[s
     else:
         blocks.append(f"{_memory_peak_text(device.peak)}\n{_held_table(device.peak.held)}")
     if device.ooms:
-        blocks.append(_failed_allocation_table(device))
+        rows = text_table(
+            device.ooms,
+            Column("where", lambda oom: allocations.stack_origin(oom.stack)),
+            Column("after", lambda oom: oom.seconds, SECONDS),
+            Column("asked for", lambda oom: oom.nbytes, BYTES),
+            Column("allocated", lambda oom: oom.allocated_bytes, BYTES),
+            Column("free", lambda oom: oom.device_free_bytes, BYTES),
+            cuts=[0],
+        )
+        blocks.append(f"Allocations that failed, and what the device had free\n{rows}")
     return blocks
 
 
@@ -501,16 +506,3 @@ def _held_table(holdings: Sequence[allocations.Holding]) -> str:
         tail = holdings[_MAX_HELD:]
         table += f"\n  and {human_bytes(sum(o.nbytes for o in tail))} of {len(tail):,} other stacks"
     return table
-
-
-def _failed_allocation_table(device: allocations.DeviceMemory) -> str:
-    rows = text_table(
-        device.ooms,
-        Column("where", lambda oom: allocations.stack_origin(oom.stack)),
-        Column("after", lambda oom: oom.seconds, SECONDS),
-        Column("asked for", lambda oom: oom.nbytes, BYTES),
-        Column("allocated", lambda oom: oom.allocated_bytes, BYTES),
-        Column("free", lambda oom: oom.device_free_bytes, BYTES),
-        cuts=[0],
-    )
-    return f"Allocations that failed, and what the device had free\n{rows}"

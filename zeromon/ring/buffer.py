@@ -359,7 +359,10 @@ class RingReader:
             self._count_lost(self._next, next_number)
             self._next = next_number or self._next
             return bool(next_number)
-        if not self._is_followed():
+        # A thread that began one of the next records shows it; a live ring is not searched whole.
+        mask, heads = self.header.capacity - 1, self._heads
+        numbers = range(self._next + 1, self._next + 1 + _MAX_THREADS)
+        if not any(heads[(n & mask) * 8] >= n for n in numbers):
             return False
         tries = self._hole[1] + 1 if self._hole[0] == self._next else 1
         self._hole = (self._next, tries)
@@ -368,12 +371,6 @@ class RingReader:
         self._count_lost(self._next, self._next + 1)
         self._next += 1
         return True
-
-    def _is_followed(self) -> bool:
-        """Returns True if a thread began one of the next records; a live ring is not searched whole."""
-        mask, heads = self.header.capacity - 1, self._heads
-        numbers = range(self._next + 1, self._next + 1 + _MAX_THREADS)
-        return any(heads[(n & mask) * 8] >= n for n in numbers)
 
     def _count_lost(self, first_number: int, end_number: int) -> None:
         self.lost += max(0, end_number - max(first_number, self.known))

@@ -26,26 +26,23 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
-# `X as X` re-exports: mypy in strict mode hides a plain import from other modules
 from zeromon.ring.codes import (
-    Activity as Activity,
-    Dtype as Dtype,
-    ExitKind as ExitKind,
-    Flag as Flag,
-    Kind as Kind,
-    Op as Op,
-    Outcome as Outcome,
-    Padding as Padding,
-    Path as Path,
-    Phase as Phase,
-    Role as Role,
-    Scalar as Scalar,
-    SetUp as SetUp,
-    StageAction as StageAction,
-    TraceState as TraceState,
-    TrialState as TrialState,
-    UnitEvent as UnitEvent,
-    Untimed as Untimed,
+    Activity,
+    ExitKind,
+    Flag,
+    Kind,
+    Op,
+    Outcome,
+    Padding,
+    Path,
+    Phase,
+    Role,
+    Scalar,
+    StageAction,
+    TraceState,
+    TrialState,
+    UnitEvent,
+    Untimed,
 )
 
 

@@ -201,11 +201,6 @@ def foreign_reason(*folders: Path) -> str:
     return ""
 
 
-def open_private_file(path: str, flags: int) -> int:
-    """For :func:`open`: what it makes is this user's alone."""
-    return os.open(path, flags, 0o600)
-
-
 def user_state_folder() -> Path | None:
     """Returns where this user's programs keep their state; None for a user without a home."""
     if os.environ.get("XDG_STATE_HOME"):

@@ -49,17 +49,12 @@ def run_events(run: str, record_folder: Path, steps: int = 0) -> Iterator[RingEv
 def _read_packed(path: Path, steps: int) -> RingEvents:
     with tempfile.TemporaryDirectory() as folder:
         ring_path = Path(folder) / "ring"
-        _unpack_ring(path, ring_path)
+        with gzip.open(path) as packed, ring_path.open("wb") as file:
+            while chunk := packed.read(1 << 20):
+                if file.tell() > _MAX_RING_BYTES:
+                    raise ValueError(f"{path} is no ring")
+                file.write(chunk)
         return read_ring(ring_path, steps)
-
-
-def _unpack_ring(path: Path, ring_path: Path) -> None:
-    """Decompresses a ring; raises :class:`ValueError` beyond the size of any ring."""
-    with gzip.open(path) as packed, ring_path.open("wb") as file:
-        while chunk := packed.read(1 << 20):
-            if file.tell() > _MAX_RING_BYTES:
-                raise ValueError(f"{path} is no ring")
-            file.write(chunk)
 
 
 def read_ring(path: Path, steps: int = 0) -> RingEvents:

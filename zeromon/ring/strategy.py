@@ -239,17 +239,13 @@ def dim_by_name(name: str) -> Dim:
     if "and" in tokens:
         return Dim.OTHER
     if _DATA.intersection(tokens) or ("data" in tokens and explicit):
-        return _data_parallel_dim(tokens)
+        if {"shard", "fsdp", "hpz"}.intersection(tokens):
+            return Dim.DP_SHARD
+        return Dim.DP_REPLICATE if "replicate" in tokens else Dim.DP
     dims = {_WORDS[token] for token in tokens if token in _WORDS and (explicit or token not in _LONG)}
     if dims == {Dim.TP, Dim.EP} and "expert" in tokens:
         return Dim.TP  # Megatron: the tensor parallelism of the experts
     return dims.pop() if len(dims) == 1 else Dim.OTHER
-
-
-def _data_parallel_dim(tokens: list[str]) -> Dim:
-    if {"shard", "fsdp", "hpz"}.intersection(tokens):
-        return Dim.DP_SHARD
-    return Dim.DP_REPLICATE if "replicate" in tokens else Dim.DP
 
 
 def dim_name_of(label: str) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from zeromon.ring.codes import StageAction, TextEnum
-from zeromon.ring.events import Op
+from zeromon.ring.codes import Op, StageAction, TextEnum
 
 # ---- the schedule of a pipeline ------------------------------------------------------------------
 

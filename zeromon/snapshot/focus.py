@@ -98,11 +98,6 @@ def is_running_out(ranks: Sequence[RankSnapshot], pool: Pool) -> bool:
     )
 
 
-def oom_ratio(rank: RankSnapshot) -> float | None:
-    """The highest out-of-memory risk of a rank over its memories; None while no risk is known."""
-    return max((risk.ratio for risk in rank.memory.risks), default=None)
-
-
 def first_counted(ranks: Sequence[RankSnapshot]) -> RankSnapshot | None:
     """The first rank with a memory census, which stands for all in memory by role; None without any."""
     return next((rank for rank in ranks if rank.memory.roles), None)

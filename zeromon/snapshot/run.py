@@ -79,6 +79,11 @@ class RunSnapshot:
     """The number of that of :attr:`ranks`, as the launcher counts."""
 
     @property
+    def last_step(self) -> int:
+        """The newest step that a rank has ended; 0 before the first."""
+        return max((rank.steps.last_step for rank in self.ranks), default=0)
+
+    @property
     def last_attempt(self) -> int:
         """The number of the newest attempt, whether its ranks have reported or not."""
         failed = (attempt.number for attempt in self.attempts if not attempt.finished)

@@ -101,7 +101,7 @@ class BatchRow:
     pairs: int
     """The sum of positions times the length of their sequence."""
     padding: int
-    """A :class:`~zeromon.ring.events.Padding`: whether :attr:`tokens` include it."""
+    """A :class:`~zeromon.ring.codes.Padding`: whether :attr:`tokens` include it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

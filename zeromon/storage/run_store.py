@@ -111,20 +111,6 @@ def _replace_all_files(folder: Path, files: Mapping[str, bytes]) -> None:
         replace_file(folder / name, content)
 
 
-def _reserve_disk_space(file: Path, nbytes: int) -> None:
-    """Lets *file* take at least *nbytes* of the disk, as far as there is room."""
-    nbytes = max(nbytes, _MIN_RESERVED)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(OSError):
-        fd = os.open(file, flags, 0o600)
-        try:
-            if os.fstat(fd).st_size < nbytes:
-                # Not ftruncate(): a hole reserves no block of the disk
-                os.posix_fallocate(fd, 0, nbytes)
-        finally:
-            os.close(fd)
-
-
 def _mark_run_unfinished(run: RunSnapshot) -> RunSnapshot:
     """Returns the last snapshot of a record without an end: what its ranks do is not known."""
     outcome = f"{NOT_SEEN} the rest of the run"
@@ -162,7 +148,7 @@ def manifest_of_run(run: RunSnapshot) -> Manifest:
         strategy=first_rank.strategy if first_rank else "",
         device=first_rank.device if first_rank else "",
         ranks=len(run.ranks),
-        steps=max((rank.steps.last_step for rank in run.ranks), default=0),
+        steps=run.last_step,
         step_seconds=max(seconds, default=None),
         exposed_ratio=highest_exposed_ratio(run.ranks),
         memory_bytes=max(reserved or [rank.memory.rss_bytes for rank in run.ranks], default=-1),
@@ -212,7 +198,17 @@ class Store:
             if run.ended:
                 (folder / _RESERVE).unlink(missing_ok=True)
             else:
-                _reserve_disk_space(folder / _RESERVE, 2 * sum(map(len, files.values())))
+                # As far as there is room on the disk
+                nbytes = max(2 * sum(map(len, files.values())), _MIN_RESERVED)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                with suppress(OSError):
+                    fd = os.open(folder / _RESERVE, flags, 0o600)
+                    try:
+                        if os.fstat(fd).st_size < nbytes:
+                            # Not ftruncate(): a hole reserves no block of the disk
+                            os.posix_fallocate(fd, 0, nbytes)
+                    finally:
+                        os.close(fd)
 
     def free_name(self, run: str, started_wall: float) -> str:
         """Returns *run*, or *run*-2, ...: a name that no other run's record has."""
@@ -259,9 +255,9 @@ class Store:
 
     def list_manifests(self) -> list[Manifest]:
         """Returns the summaries of all recorded runs, the newest first."""
-        return [manifest for name in self.names() if (manifest := self._manifest(name)) is not None]
+        return [manifest for name in self.names() if (manifest := self._run_manifest(name)) is not None]
 
-    def _manifest(self, name: str) -> Manifest | None:
+    def _run_manifest(self, name: str) -> Manifest | None:
         with suppress(OSError, ValueError, RecursionError):
             manifest = _MANIFEST.decode((self.folder(name) / "manifest.json").read_bytes())
             # An older version writes no health, and an abandoned run says that it goes on

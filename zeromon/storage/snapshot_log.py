@@ -110,7 +110,9 @@ class Writer:
     def append(self, run: RunSnapshot) -> None:
         """Appends *run*. One that is not newer than the last gets a time right behind it."""
         time_ms = max(round(run.taken_wall * 1000), self._last_ms + 1)
-        blob = _pack_record(time_ms, zlib.compress(encode_snapshot(without_recent_steps(run)), 6))
+        payload = zlib.compress(encode_snapshot(without_recent_steps(run)), 6)
+        crc = zlib.crc32(_MOMENT.pack(time_ms) + payload)
+        blob = _HEAD.pack(len(payload), crc, time_ms) + payload
         with os_errors_as(HistoryError, f"write {self.folder}"):
             nbytes = os.write(self._fd, blob)
             if nbytes < len(blob):
@@ -129,11 +131,6 @@ class Writer:
             # In this order: a second close() must not close a number that another file has got
             fd, self._fd = self._fd, -1
             os.close(fd)
-
-
-def _pack_record(time_ms: int, payload: bytes) -> bytes:
-    crc = zlib.crc32(_MOMENT.pack(time_ms) + payload)
-    return _HEAD.pack(len(payload), crc, time_ms) + payload
 
 
 def thin_oldest_segments(folder: Path, limit_bytes: int) -> None:
@@ -359,7 +356,7 @@ class Record:
         if not changed:
             return
         path = self._folder / _FINDINGS
-        with open(path, "ab", opener=paths.open_private_file) as file:
+        with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             if file.tell() < _MAX_FINDINGS_BYTES:
                 file.write(b"".join(_LINES.encode(finding) + b"\n" for finding in changed))
 

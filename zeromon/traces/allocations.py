@@ -54,7 +54,7 @@ class Stacks:
         shared = self._shared.get(id(frames))
         if shared is not None:
             return shared[0]
-        stack = tuple(map(self._place, frames)) if isinstance(frames, list) else ()
+        stack = tuple(map(self._place_of_frame, frames)) if isinstance(frames, list) else ()
         number = self._numbers.get(stack)
         if number is None:
             if len(self.stacks) > _MAX_STACKS:
@@ -65,7 +65,7 @@ class Stacks:
             self._shared[id(frames)] = number, frames  # which keeps its id from another list
         return number
 
-    def _place(self, frame: Any) -> str:
+    def _place_of_frame(self, frame: Any) -> str:
         cached = self._places.get(id(frame))
         if cached is not None:
             return cached[0]

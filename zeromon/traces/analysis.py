@@ -19,8 +19,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from zeromon.memory.speeds import find_named_device, peak_flops
-from zeromon.ring.codes import ITEM_BYTES, operation_by_name
-from zeromon.ring.events import Op
+from zeromon.ring.codes import ITEM_BYTES, Op, operation_by_name
 from zeromon.snapshot.communication import busbw, overlap_ratio
 from zeromon.snapshot.intervals import Interval, common_set, set_length, subtract_set, union_set
 from zeromon.traces.critical import CriticalPath
@@ -316,6 +315,12 @@ def analyze_trace(data: TraceData, rank: int) -> RankTrace:
     def to_seconds(nanoseconds: int) -> float | None:
         return nanoseconds / 1e9 if data.device else None
 
+    kinds = compute, communication, subtract_set(communication, compute)
+    steps = []
+    for step, spans in sorted(step_windows(data).items()):
+        window = union_set(spans)
+        seconds = (set_length(common_set(intervals, window)) / 1e9 for intervals in kinds)
+        steps.append(StepTime(step, set_length(window) / 1e9, *seconds))
     return RankTrace(
         rank=rank,
         file=data.name,
@@ -329,7 +334,7 @@ def analyze_trace(data: TraceData, rank: int) -> RankTrace:
         events=data.events_seen,
         ops=_operation_times(data, compute),
         units=_unit_times(data, compute, communication),
-        steps=_step_times(data, compute, communication),
+        steps=tuple(steps),
         kernels=_kernel_times(data.device, str),
         families=_kernel_times(data.device, kernel_family),
         idle=idle,
@@ -448,18 +453,6 @@ def step_windows(data: TraceData) -> dict[int, list[Interval]]:
                 (border(start_ns), border(end_ns)) if border else (start_ns, end_ns)
             )
     return windows
-
-
-def _step_times(
-    data: TraceData, compute: list[Interval], communication: list[Interval]
-) -> tuple[StepTime, ...]:
-    kinds = compute, communication, subtract_set(communication, compute)
-    steps = []
-    for step, spans in sorted(step_windows(data).items()):
-        window = union_set(spans)
-        seconds = (set_length(common_set(intervals, window)) / 1e9 for intervals in kinds)
-        steps.append(StepTime(step, set_length(window) / 1e9, *seconds))
-    return tuple(steps)
 
 
 def _device_borders(data: TraceData) -> Callable[[int], int] | None:

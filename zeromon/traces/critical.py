@@ -152,7 +152,7 @@ class _Walk:
         named = {sync.correlation: sync for sync in host.syncs}
         # By end: the walk goes backwards and takes the last wait of a thread first
         for call in sorted(host.calls, key=lambda call: call.end_ns):
-            waited = self._waited(call, named.get(call.correlation))
+            waited = self._waited_event(call, named.get(call.correlation))
             # Where the event ended outside of the call, the call did not wait for it
             if waited is not None and call.start_ns < waited.end_ns <= call.end_ns:
                 self.waits[call.thread].append((call, waited))
@@ -160,7 +160,7 @@ class _Walk:
 
     # ---- dependencies ------------------------------------------------------------------------------
 
-    def _recorded(self, sync: Sync) -> DeviceEvent | None:
+    def _recorded_event(self, sync: Sync) -> DeviceEvent | None:
         """The last event that was launched on the stream before the recorded moment."""
         record_ns = self.host.moments.get(sync.record)
         on_stream = self.streams.get(sync.waits_on, [])
@@ -177,19 +177,19 @@ class _Walk:
 
     def _add_release(self, sync: Sync) -> None:
         wait_ns = self.host.moments.get(sync.correlation)
-        source = self._recorded(sync)
+        source = self._recorded_event(sync)
         if sync.name != "Stream Wait Event" or wait_ns is None or source is None:
             return
         waiting = self._launched(self.streams.get(sync.stream, []), wait_ns, 0)
         if waiting is not None and source.end_ns <= waiting.start_ns:
             self.released[waiting].append(source)
 
-    def _waited(self, call: Blocking, sync: Sync | None) -> DeviceEvent | None:
+    def _waited_event(self, call: Blocking, sync: Sync | None) -> DeviceEvent | None:
         """The device event that *call* waits for."""
         if call.is_copy:
             return self.by_call.get(call.correlation)
         if sync is not None and sync.name == "Event Sync":
-            return self._recorded(sync)
+            return self._recorded_event(sync)
         if sync is not None and sync.name == "Stream Sync":
             return _last_ended_event(self.streams.get(sync.stream, ()), call.end_ns)
         return _last_ended_event(self.by_end, call.end_ns)
@@ -254,7 +254,14 @@ class _Walk:
             start = waits[-1][0].end_ns
         kind_of_gap = span is None or span[1] < self.at
         if kind_of_gap:
-            elsewhere = self._last_on_other_thread(thread, start)
+            # (end, thread) of the operator of another thread that ended last
+            candidates = [
+                (flat.ends[at - 1], other_thread)
+                for other_thread, flat in self.threads.items()
+                for at in (bisect_right(flat.ends, self.at),)
+                if other_thread != thread and at and flat.ends[at - 1] > start
+            ]
+            elsewhere = max(candidates, default=None)
             self._between(thread, start if elsewhere is None else elsewhere[0])
             if elsewhere is not None:
                 return None, elsewhere[1]
@@ -266,16 +273,6 @@ class _Walk:
             self._go_back_to(waited.end_ns, HOST, name[2] if name else NO_OPERATOR)
             return waited, None
         return None, thread
-
-    def _last_on_other_thread(self, thread: int, start_ns: int) -> tuple[int, int] | None:
-        """(end, thread) of the operator of another thread that ended last after *start_ns*."""
-        candidates = [
-            (flat.ends[at - 1], other_thread)
-            for other_thread, flat in self.threads.items()
-            for at in (bisect_right(flat.ends, self.at),)
-            if other_thread != thread and at and flat.ends[at - 1] > start_ns
-        ]
-        return max(candidates, default=None)
 
     def _between(self, thread: int, start_ns: int) -> None:
         """Time without an operator, by the annotations around it."""

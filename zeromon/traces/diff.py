@@ -109,7 +109,13 @@ def diff_samples(old_samples: Sequence[Sample], new_samples: Sequence[Sample]) -
     """Compares samples of two runs; each has at least one."""
     keys = {key: None for sample in (*old_samples, *new_samples) for key in sample}
     step = statistics.fmean(s[STEP].seconds for s in (*old_samples, *new_samples))
-    common = _common_time_ratio(old_samples, new_samples, keys)
+    ratios = []
+    for key in keys:
+        old, new = _mean_usage(old_samples, key), _mean_usage(new_samples, key)
+        # Another number of calls changes the time whatever the clock rate is
+        if key[0] is What.KERNEL and old.seconds and new.seconds and old.calls == new.calls:
+            ratios.append(new.seconds / old.seconds)
+    common = statistics.median(ratios) if len(ratios) >= MIN_FAMILIES else None
     rows = [_diff_row(key, old_samples, new_samples, step, common) for key in keys]
     rows.sort(key=lambda row: -row.weight)
     part_rows = tuple(
@@ -124,18 +130,6 @@ def diff_samples(old_samples: Sequence[Sample], new_samples: Sequence[Sample]) -
         rows=tuple(row for row in rows if row.what not in left_out),
         common_ratio=common,
     )
-
-
-def _common_time_ratio(
-    old_samples: Sequence[Sample], new_samples: Sequence[Sample], keys: Iterable[Key]
-) -> float | None:
-    ratios = []
-    for key in keys:
-        old, new = _mean_usage(old_samples, key), _mean_usage(new_samples, key)
-        # Another number of calls changes the time whatever the clock rate is
-        if key[0] is What.KERNEL and old.seconds and new.seconds and old.calls == new.calls:
-            ratios.append(new.seconds / old.seconds)
-    return statistics.median(ratios) if len(ratios) >= MIN_FAMILIES else None
 
 
 def _mean_usage(samples: Sequence[Sample], key: Key) -> Usage:

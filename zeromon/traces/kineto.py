@@ -158,7 +158,15 @@ def _list_chunks(content: Iterator[bytes], data: TraceData) -> Iterator[bytes]:
     for chunk in content:
         pending += chunk
         # Without the mark, an event of many chunks is searched from its begin at each of them
-        cut = _last_object_end(pending, max(0, searched - _REACH))
+        begin_at = max(0, searched - _REACH)
+        # Cuts after the last object that another object follows
+        # Near the end first: a boundary is nearly always there, and the rest need not be searched
+        cut, start = 0, max(begin_at, len(pending) - _REACH)
+        for boundary in _BETWEEN.finditer(pending, start):
+            cut = boundary.start() + 1
+        if not cut and start > begin_at:
+            for boundary in _BETWEEN.finditer(pending, begin_at):
+                cut = boundary.start() + 1
         if cut > 0:
             yield pending[:cut]
             pending = pending[cut:].lstrip(b", \r\n\t")
@@ -204,18 +212,6 @@ def _read_head_facts(head: bytes, data: TraceData) -> None:
         data.device_name = f"{device.group(1).decode('utf-8', 'replace')} {gib}GB"
 
 
-def _last_object_end(pending: bytes, begin_at: int) -> int:
-    """Returns the offset after the last object that another object follows, from *begin_at*; else 0."""
-    # Near the end first: a boundary is nearly always there, and the rest need not be searched
-    cut, start = 0, max(begin_at, len(pending) - _REACH)
-    for boundary in _BETWEEN.finditer(pending, start):
-        cut = boundary.start() + 1
-    if not cut and start > begin_at:
-        for boundary in _BETWEEN.finditer(pending, begin_at):
-            cut = boundary.start() + 1
-    return cut
-
-
 def _padded_zero(number: re.Match[bytes]) -> bytes:
     return (number[1] + b"0").ljust(len(number[0]))
 
@@ -253,7 +249,9 @@ def _decode_chunk(chunk: bytes, data: TraceData) -> Iterator[Event]:
         yield from _EVENTS.decode(b"[" + body + b"]")
         return
     except UNREADABLE:
-        mended = _mend_json(body)
+        # null for numbers that are not finite, in UTF-8 without control characters
+        cleaned = body.translate(_NO_CONTROL).decode("utf-8", "replace").encode()
+        mended = _NOT_FINITE.sub(rb"\1null", cleaned)
     for value in _split_values(mended):
         event = _decode_event(value)
         if event:
@@ -267,12 +265,6 @@ def _decode_event(value: bytes) -> Event | None:
         return _EVENT.decode(value)
     except UNREADABLE:
         return None
-
-
-def _mend_json(body: bytes) -> bytes:
-    """Returns *body* with null for numbers that are not finite, in UTF-8 without control characters."""
-    cleaned = body.translate(_NO_CONTROL).decode("utf-8", "replace").encode()
-    return _NOT_FINITE.sub(rb"\1null", cleaned)
 
 
 def _split_values(body: bytes) -> list[bytes]:

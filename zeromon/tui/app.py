@@ -17,7 +17,7 @@ from textual.screen import Screen
 from zeromon.base.errors import ZeromonError
 from zeromon.readout.report import render_run
 from zeromon.readout.verdict import Verdict, judge_run
-from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.focus import nearest_oom
 from zeromon.snapshot.levels import Severity
 from zeromon.snapshot.run import FleetNode
@@ -33,7 +33,7 @@ from zeromon.tui.columns import (
     save_new_file,
     svg_without_fonts,
 )
-from zeromon.tui.event_log import LogEntry, Mark, Marks
+from zeromon.tui.event_log import Mark, Marks
 from zeromon.tui.line import clean
 from zeromon.tui.plots import Trends, steps_by_rank, telling_ranks
 from zeromon.tui.screens.communication import Communication
@@ -176,31 +176,25 @@ class ZeromonApp(App[int]):
                 steps_by_rank(state.last.series) if state.last.series is not None else {}
             )
         if state is not previous:
-            self._notify_of_traces(state.fresh)
+            # Announces how a trace ended; its progress is in the first line.
+            for entry in state.fresh:
+                if entry.text.startswith("trace ") and entry.tone:
+                    severity: SeverityLevel = "warning" if entry.tone == "warn" else "information"
+                    # As markup, Textual would swallow [...] in a path or in a name of the run
+                    self.notify(entry.text, severity=severity, markup=False)
         # the playhead may have moved since the thread read the snapshots
         self._known = state if self._head.wall is not None else replace(state, moment=None)
         judged = judge_run(state.last.newest)
         self._write_to_terminal(verdict_announcement(state.last.newest.run, judged, self._judged))
         self._judged = judged
-        self._show_report_at_the_end(state.last.newest)
-        self._request_rank_detail()
-        self.refresh_view_model()
-
-    def _notify_of_traces(self, entries: Iterable[LogEntry]) -> None:
-        """Announces how a trace ended; its progress is in the first line."""
-        for entry in entries:
-            if entry.text.startswith("trace ") and entry.tone:
-                severity: SeverityLevel = "warning" if entry.tone == "warn" else "information"
-                # As markup, Textual would swallow [...] in a path or in a name of the run
-                self.notify(entry.text, severity=severity, markup=False)
-
-    def _show_report_at_the_end(self, run: RunSnapshot) -> None:
-        """Opens the report of a run that ended while this view was open."""
-        if run.ended and self._was_live and self._head.replay is None:
+        # Opens the report of a run that ended while this view was open
+        if state.last.newest.ended and self._was_live and self._head.replay is None:
             self._was_live = False
             self.action_report()
-        elif not run.ended:
+        elif not state.last.newest.ended:
             self._was_live = True
+        self._request_rank_detail()
+        self.refresh_view_model()
 
     def on_source_failed(self, message: feed.SourceFailed) -> None:
         """Shows why there is no newer snapshot."""
@@ -212,8 +206,10 @@ class ZeromonApp(App[int]):
         """Makes the view model anew, and draws it."""
         state, run = self._known, self._run_to_show()
         if state is not None and run is not None:
+            test = parse_rank_filter(self.rank_filter)
+            ranks = run.ranks if test is None else tuple(filter(test, run.ranks))
             self.model = ViewModel(
-                run=run, ranks=self._ranks_by_filter(run), look=self.look, trends=self._trends,
+                run=run, ranks=ranks, look=self.look, trends=self._trends,
                 marks=tuple(self._marks.all), log=state.entries, rank_filter=self.rank_filter,
                 chosen=self._chosen, newest_wall=state.last.newest.taken_wall, span=state.last.span,
                 paused=self._head.paused, replay=self._head.replay is not None,
@@ -235,10 +231,6 @@ class ZeromonApp(App[int]):
         with suppress(ScreenStackError):
             return self.screen if isinstance(self.screen, View) else None
         return None
-
-    def _ranks_by_filter(self, run: RunSnapshot) -> tuple[RankSnapshot, ...]:
-        test = parse_rank_filter(self.rank_filter)
-        return run.ranks if test is None else tuple(rank for rank in run.ranks if test(rank))
 
     def _show_snapshot_age(self) -> None:
         view = self._view()
@@ -392,7 +384,7 @@ class ZeromonApp(App[int]):
         if self.model is None:
             return
         marked_wall = self.model.run.taken_wall
-        step = max((rank.steps.last_step for rank in self.model.run.ranks), default=0)
+        step = self.model.run.last_step
 
         def keep_mark(description: str | None) -> None:
             if description is None:
@@ -419,9 +411,9 @@ class ZeromonApp(App[int]):
         """Writes the screen to a file, without notifications."""
         # They leave the screen with its next refresh, so the picture waits for that
         self.clear_notifications()
-        self.call_later(self.screen.call_after_refresh, self._snapshot)
+        self.call_later(self.screen.call_after_refresh, self._save_screenshot)
 
-    def _snapshot(self) -> None:
+    def _save_screenshot(self) -> None:
         self._save(svg_without_fonts(self.export_screenshot()), str(self.current_mode), ".svg")
 
     def _save(self, content: str, subject: str, suffix: str) -> None:

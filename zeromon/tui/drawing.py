@@ -60,18 +60,15 @@ Part = tuple[str, float]
 
 def stacked_bar(sizes: Sequence[Part], scale: float, width: int, *, letters: bool = False) -> Line:
     """Returns a bar of *sizes* one after the other; *scale* is the size of the full width."""
-    return style_half_cells(_halves_of_sizes(sizes, scale, width * 2), (" ", ""), letters=letters)
-
-
-def _halves_of_sizes(sizes: Sequence[Part], scale: float, half_cells: int) -> bytearray:
-    """The parts as half cells. Rounds the ends, not the sizes, so that the sum is exact."""
+    half_cells = width * 2
+    # Rounds the ends, not the sizes, so that the sum is exact
     halves = bytearray()
     position = 0.0
     for tone, size in sizes:
         position += max(0.0, size)
         upto = round(position / scale * half_cells) if scale > 0 else 0
         halves += bytes((NUMBERS[tone],)) * (min(half_cells, upto) - len(halves))
-    return halves.ljust(half_cells, b"\0")
+    return style_half_cells(halves.ljust(half_cells, b"\0"), (" ", ""), letters=letters)
 
 
 def draw_gauge(
@@ -444,7 +441,11 @@ def draw_chart(plot: Plot, width: int, height: int) -> list[Line]:
         canvas.across(value, tone)
     for curve in reversed(plot.curves):  # draw the first curve last, on top
         canvas.draw(curve)
-    labels = _row_labels(plot, canvas)
+    labels = [" " * _LABEL] * canvas.rows
+    for value in plot.ticks or (plot.y[0], plot.y[1]):
+        row = canvas.row(value) >> 2
+        if not labels[row].strip():
+            labels[row] = f"{plot.axis(value):>6} "
     canvas_lines = [[(labels[row], "dim"), *canvas.spans(row)] for row in range(rows)]
     return [*canvas_lines, _draw_foot_line(plot, columns)]
 
@@ -475,7 +476,7 @@ class _Canvas:
     def draw(self, curve: Curve) -> None:
         """Draws a line through the points of *curve*."""
         style, gap = self._index_of_style(curve.tone), curve.gap
-        for x, low, high in _trace_dot_columns(self._places(curve.points)):
+        for x, low, high in _trace_dot_columns(self._point_places(curve.points)):
             if not gap or x // gap % 2 == 0:
                 self._set_dots(x, low, high, style)
 
@@ -483,7 +484,7 @@ class _Canvas:
         self._names.append(tone)
         return len(self._names) - 1
 
-    def _places(self, points: Points) -> Iterator[tuple[int, int]]:
+    def _point_places(self, points: Points) -> Iterator[tuple[int, int]]:
         (x_start, x_stop), (low, high) = self._plot.x, self._plot.y
         wide, tall = (x_stop - x_start) or 1, (high - low) or 1
         last_column, last_row = self.columns * 2 - 1, self.rows * 4 - 1
@@ -526,15 +527,6 @@ def _trace_dot_columns(dots: Iterator[tuple[int, int]]) -> Iterator[tuple[int, i
                 yield x + step, min(previous_y, next_y), max(previous_y, next_y)
                 previous_y = next_y
         x, y = column, row
-
-
-def _row_labels(plot: Plot, canvas: _Canvas) -> list[str]:
-    labels = [" " * _LABEL] * canvas.rows
-    for value in plot.ticks or (plot.y[0], plot.y[1]):
-        row = canvas.row(value) >> 2
-        if not labels[row].strip():
-            labels[row] = f"{plot.axis(value):>6} "
-    return labels
 
 
 def _draw_foot_line(plot: Plot, columns: int) -> Line:

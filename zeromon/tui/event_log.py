@@ -41,13 +41,6 @@ def events_between_snapshots(previous: RunSnapshot | None, run: RunSnapshot) -> 
 
 def opening_entries(run: RunSnapshot, findings: Iterable[Finding]) -> tuple[LogEntry, ...]:
     """The entries for a first snapshot; findings with their time where the record has it."""
-    recorded = _past_entries(findings)
-    # The record has the standing findings, too: the log would list them twice
-    current = events_between_snapshots(None, replace(run, findings=()) if recorded else run)
-    return tuple(sorted([*recorded, *current], key=lambda entry: entry.wall))
-
-
-def _past_entries(findings: Iterable[Finding]) -> list[LogEntry]:
     past, entries = list(findings), []
     moved = {(f.rule, f.gone) for f in past} & {(f.rule, f.came) for f in past if _may_move(f)}
     for finding in past:
@@ -55,7 +48,10 @@ def _past_entries(findings: Iterable[Finding]) -> list[LogEntry]:
             entries.append((finding.came, _appeared_event(finding)))
         if finding.gone is not None and (finding.rule, finding.gone) not in moved:
             entries.append((finding.gone, _vanished_event(finding)))
-    return [LogEntry(wall, clean(message), tone) for wall, (message, tone) in entries]
+    recorded = [LogEntry(wall, clean(message), tone) for wall, (message, tone) in entries]
+    # The record has the standing findings, too: the log would list them twice
+    current = events_between_snapshots(None, replace(run, findings=()) if recorded else run)
+    return tuple(sorted([*recorded, *current], key=lambda entry: entry.wall))
 
 
 _TONES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn"}
@@ -153,7 +149,7 @@ def _capture_events(previous: RunSnapshot | None, run: RunSnapshot) -> _Events:
     elif new.state == CaptureState.FAILED:
         yield f"trace {new.number} failed: {new.note}", "warn"
     elif new.is_open:
-        yield capture_text(new, max((rank.steps.last_step for rank in run.ranks), default=0)), ""
+        yield capture_text(new, run.last_step), ""
 
 
 # ---- moments that the user marked ---------------------------------------------------------------

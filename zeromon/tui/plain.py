@@ -10,7 +10,7 @@ from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.focus import nearest_oom
 from zeromon.sources.base import Source
-from zeromon.tui.event_log import LogEntry, events_between_snapshots
+from zeromon.tui.event_log import events_between_snapshots
 from zeromon.tui.feed import Reconnect
 from zeromon.tui.plots import step_of
 from zeromon.tui.status_text import clock
@@ -57,7 +57,8 @@ def write_until_ended(
 def lines_of_snapshot(prior: RunSnapshot | None, run: RunSnapshot, printed: int) -> Iterator[str]:
     """The lines for *run*: events since *prior*, and the steps after *printed* that all ranks ended."""
     for note in events_between_snapshots(prior, run):
-        yield note_line(note)
+        severe = {"bad": "critical: ", "warn": "warning: "}.get(note.tone, "")
+        yield f"{clock(note.wall)} {severe}{note.text}"
     judged = judge_run(run)
     if prior is None or judge_run(prior).health is not judged.health:
         yield judged.text
@@ -82,12 +83,6 @@ def _last_whole_step(run: RunSnapshot) -> int:
     ]
     last_steps = last_steps or [rank.steps.recent[-1].step for rank in run.ranks if rank.steps.recent]
     return min(last_steps, default=0)
-
-
-def note_line(note: LogEntry) -> str:
-    """An event with its time, and its severity in words."""
-    severe = {"bad": "critical: ", "warn": "warning: "}.get(note.tone, "")
-    return f"{clock(note.wall)} {severe}{note.text}"
 
 
 def step_line(run: RunSnapshot, step: int) -> str:

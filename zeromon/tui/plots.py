@@ -176,7 +176,10 @@ def plot_of(
     limit = charts.limit_of(spec, ranks)
     capacity = limit.nbytes if limit is not None else 0
     ahead = _forecast_curve(charts.forecasts_of(limit), (start, last_step))
-    top, low = _highest_value(curves), _lowest_axis_value(curves)
+    heights = [value for curve in curves for _, value in curve.points]
+    top, lowest = max(heights, default=0.0), min(heights, default=0.0)
+    # The axis begins at 0, but for a loss below it
+    low = -nice_ceiling(-lowest) if lowest < 0 else 0.0
     shows_limit = bool(capacity) and (top >= FAR * capacity or ahead is not None or options.shares)
     high = (max(capacity, top) if shows_limit else top) * _HEADROOM
     divisor, unit = _axis_scale(spec, options, high, capacity)
@@ -284,16 +287,6 @@ def _curves_with_gaps(curves: tuple[Curve, ...], options: DisplayOptions) -> tup
         return curves
     gaps = (0, 4, 1, 8)
     return tuple(replace(curve, gap=gaps[i % len(gaps)]) for i, curve in enumerate(curves))
-
-
-def _highest_value(curves: Sequence[Curve]) -> float:
-    return max((value for curve in curves for _, value in curve.points), default=0.0)
-
-
-def _lowest_axis_value(curves: Sequence[Curve]) -> float:
-    """The beginning of the axis: 0, but for a loss below it."""
-    lowest = min((value for curve in curves for _, value in curve.points), default=0.0)
-    return -nice_ceiling(-lowest) if lowest < 0 else 0.0
 
 
 def _forecast_curve(forecasts: Sequence[Forecast], span: tuple[int, int]) -> Curve | None:

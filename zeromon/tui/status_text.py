@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.readout import throughput
@@ -10,7 +10,7 @@ from zeromon.readout.figures import run_step_seconds
 from zeromon.readout.tables import TONES, tone_of
 from zeromon.readout.text import overhead_text, pause_seconds
 from zeromon.readout.verdict import exposed_severity, judge_run, risk_level, state_beside
-from zeromon.snapshot import RankSnapshot, RiskCause, RunSnapshot, Severity
+from zeromon.snapshot import RiskCause, RunSnapshot, Severity
 from zeromon.snapshot.focus import highest_exposed_ratio, nearest_oom
 from zeromon.snapshot.levels import OOM
 from zeromon.snapshot.memory import Risk
@@ -94,10 +94,13 @@ def run_figures(run: RunSnapshot, options: DisplayOptions) -> list[tuple[str, st
     rate = tokens_per_second(run, options)
     used = throughput.mfu_of_run(run, rate, options.peak_flops)
     moves = pace is not None and pause_seconds(run) is None
+    ratios = [r.requests.check.error_ratio for r in ranks if r.requests.check is not None]
+    deviation = max((abs(error) for error in ratios if error is not None), default=None)
+    deviation_text = "" if deviation is None else f" (a trace differs by {deviation * 100:.0f} %)"
     rows = [
         ("step", human_seconds(pace) if pace else "n/a", "bold" if moves else "dim"),
         ("steps/s", f"{1 / pace:.3g}" if pace and moves else "n/a", "" if moves else "dim"),
-        ("exposed", human_ratio(exposed) + _trace_deviation(ranks),
+        ("exposed", human_ratio(exposed) + deviation_text,
          "dim" if exposed is None else TONES[exposed_severity(run)]),
         ("overlap", human_ratio(overlap), ""),
         ("OOM risk", human_ratio(nearest[1].ratio if nearest else None),
@@ -117,13 +120,6 @@ def _figure_or_unknown(value: float | str, text_of: Callable[[float], str]) -> t
     if isinstance(value, float):
         return text_of(value), ""
     return value if value.startswith("error") else "n/a", "dim"
-
-
-def _trace_deviation(ranks: Sequence[RankSnapshot]) -> str:
-    """The deviation of the live exposed time from the last trace."""
-    ratios = [r.requests.check.error_ratio for r in ranks if r.requests.check is not None]
-    deviation = max((abs(error) for error in ratios if error is not None), default=None)
-    return "" if deviation is None else f" (a trace differs by {deviation * 100:.0f} %)"
 
 
 def figures_line(run: RunSnapshot, options: DisplayOptions, width: int) -> Line:

@@ -54,8 +54,7 @@ def status_line(model: ViewModel, now_seconds: float) -> Line:
     capture = model.run.capture
     spans: Line = []
     if capture is not None and capture.is_open:
-        step = max((rank.steps.last_step for rank in model.run.ranks), default=0)
-        spans.append((f" {clean(capture_text(capture, step))} ", "warn"))
+        spans.append((f" {clean(capture_text(capture, model.run.last_step))} ", "warn"))
     if model.rank_filter:
         spans.append((f" ranks: {clean(model.rank_filter)} ", "warn"))
     at = clock(model.run.taken_wall)

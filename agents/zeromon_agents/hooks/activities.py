@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zeromon.ring.events import Activity, Flag, Kind, Phase
+from zeromon.ring.codes import Activity, Flag, Kind, Phase
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services
 from zeromon_agents.hooks.fsdp1 import WRAPPER
 from zeromon_agents.runtime.around import RAISED, SKIP, around
@@ -182,14 +182,14 @@ class Activities(Backend):
     # ---- evaluation ---------------------------------------------------------------------------
 
     def _watch_evaluation(self, module: Any) -> None:
-        self.wrap(module.Module, "eval", after=self._evaluates)
+        self.wrap(module.Module, "eval", after=self._evaluation_begins)
 
-    def _evaluates(self, _: None, result: Any, module: Any) -> None:
+    def _evaluation_begins(self, _: None, result: Any, module: Any) -> None:
         if result is not RAISED and self.steps.is_training_thread():
             self.steps.evaluation.begins(module)
 
     def _evaluates_engine(self, _: None, result: Any, engine: Any) -> None:
-        self._evaluates(None, result, engine.module)
+        self._evaluation_begins(None, result, engine.module)
 
     # ---- compiler -----------------------------------------------------------------------------
 

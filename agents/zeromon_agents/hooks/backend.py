@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from zeromon.ring.events import Kind, Op, UnitEvent
+from zeromon.ring.codes import Kind, Op, UnitEvent
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.observe.allocator import allocated_bytes

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from zeromon.ring.buffer import NameKind
-from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Op, pack_dtype, pack_head
+from zeromon.ring.codes import Flag, Kind, Op
+from zeromon.ring.events import RECORD_SIZE, pack_dtype, pack_head
 from zeromon_agents.hooks.process_groups import (
     DTYPES,
     PAYLOADS,

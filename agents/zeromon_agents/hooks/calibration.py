@@ -61,8 +61,24 @@ def measure_hook_cost() -> HookCost:
         remove_ring_file(ring.path)  # its memory, which nobody else would remove, goes with the last use
         context = HookContext(ring, Guard())
         context.mode = ON
-        record = (_median_ns(_hooked_collective(context)) - _median_ns(_bare_collective)) / 2
-        call = _median_ns(_wrapped_method(context)) - _median_ns(_bare_method)
+        # A collective through the hook, and the wait for it
+        collectives = Collectives(context, DeviceTimer(context))
+        pg, payload, options = object(), [torch.ones(1)], _Options()
+        group = Group(1, None, size=2, on_device=False, base=0)
+        # As after the warm-up; else the hook would ask this bare object for a sequence number
+        group.seen_sequences, group.even = None, {"allreduce"}
+        collectives.groups[id(pg)] = group
+        issue = collectives._issue_hook(_bare_issue, "allreduce", PAYLOADS["allreduce"])
+        wait = collectives._wait_hook(_bare_wait)
+
+        def issue_and_wait() -> None:
+            wait(issue(pg, payload, options))
+
+        record = (_median_ns(issue_and_wait) - _median_ns(_bare_collective)) / 2
+        hook: Callable[[], None] = around(
+            context, lambda *_: None, lambda *_: None, scoped=True, traced=True
+        )(_bare_method)
+        call = _median_ns(hook) - _median_ns(_bare_method)
         ring.close()
         # A hook that fails takes less time: the figure would be too low
         if context.guard.errors:
@@ -93,29 +109,5 @@ def _bare_collective() -> None:
     _bare_wait(_bare_issue())
 
 
-def _hooked_collective(context: HookContext) -> Callable[[], None]:
-    """Issues a collective through the hook, and waits for it."""
-    collectives = Collectives(context, DeviceTimer(context))
-    pg, payload, options = object(), [torch.ones(1)], _Options()
-    group = Group(1, None, size=2, on_device=False, base=0)
-    # As after the warm-up; else the hook would ask this bare object for a sequence number
-    group.seen_sequences, group.even = None, {"allreduce"}
-    collectives.groups[id(pg)] = group
-    issue = collectives._issue_hook(_bare_issue, "allreduce", PAYLOADS["allreduce"])
-    wait = collectives._wait_hook(_bare_wait)
-
-    def issue_and_wait() -> None:
-        wait(issue(pg, payload, options))
-
-    return issue_and_wait
-
-
 def _bare_method(*_: Any) -> None:
     return None
-
-
-def _wrapped_method(context: HookContext) -> Callable[[], None]:
-    hook: Callable[[], None] = around(
-        context, lambda *_: None, lambda *_: None, scoped=True, traced=True
-    )(_bare_method)
-    return hook

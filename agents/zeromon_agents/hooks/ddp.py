@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.events import Flag, Kind, Op, Phase, pack_head
+from zeromon.ring.codes import Flag, Kind, Op, Phase
+from zeromon.ring.events import pack_head
 from zeromon.ring.model_metadata import ProcessMetadata
 from zeromon.ring.strategy import DDP, ZERO_REDUNDANCY
 from zeromon_agents.hooks.backend import Backend, FromCpp, ImportHook, Services

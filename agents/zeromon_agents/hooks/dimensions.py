@@ -102,13 +102,13 @@ class Dimensions(Backend):
             pg = group_of_mesh(mesh, dim)
             if pg is None:
                 continue
-            _, names = self._named.setdefault(id(pg), (weakref.ref(pg, self._forget(id(pg))), []))
+            _, names = self._named.setdefault(id(pg), (weakref.ref(pg, self._forget_stage(id(pg))), []))
             if name not in names:
                 names.append(name)
                 is_new = True
         return is_new
 
-    def _forget(self, key: int) -> Any:
+    def _forget_stage(self, key: int) -> Any:
         named = self._named
         return lambda _: named.pop(key, None)
 
@@ -116,7 +116,15 @@ class Dimensions(Backend):
 
     def dimensions(self) -> list[DimensionMetadata]:
         """Returns the dimensions whose groups are named by a mesh or known by their use."""
-        used = self._used_groups()
+        # Id of a group -> the group, and what a framework uses it for
+        modules, optimizers = self.models.live()
+        data = {id(pg): (pg, str(dim)) for m in modules for pg, dim in data_groups(m)}
+        params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+        # FSDP2 keeps its shards as DTensors, too: without the test they pass for tensor parallelism
+        split = {id(pg): (pg, str(Dim.TP)) for pg in split_along(params) if id(pg) not in data}
+        alive = [stage for ref in self._stages if (stage := ref()) is not None]
+        stages = {id(pg): (pg, str(dim)) for stage in alive for pg, dim in groups_of_stage(stage)}
+        used = data | split | stages
         groups = {id(pg): pg for pg, _ in used.values()}
         groups |= {key: pg for key, (ref, _) in self._named.items() if (pg := ref()) is not None}
         dims: dict[str, DimensionMetadata] = {}
@@ -140,17 +148,6 @@ class Dimensions(Backend):
         dim["nodes"] = max(dim["nodes"], nodes_of(member_ranks(pg)))
         dim["groups"] += [group.id] if group is not None else []
         dim["used"] = dim["used"] or is_sure or group is not None or sequence_number(pg) > 0
-
-    def _used_groups(self) -> dict[int, tuple[Any, str]]:
-        """Id of a group -> the group, and what a framework uses it for."""
-        modules, optimizers = self.models.live()
-        data = {id(pg): (pg, str(dim)) for m in modules for pg, dim in data_groups(m)}
-        params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
-        # FSDP2 keeps its shards as DTensors, too: without the test they pass for tensor parallelism
-        split = {id(pg): (pg, str(Dim.TP)) for pg in split_along(params) if id(pg) not in data}
-        alive = [stage for ref in self._stages if (stage := ref()) is not None]
-        stages = {id(pg): (pg, str(dim)) for stage in alive for pg, dim in groups_of_stage(stage)}
-        return data | split | stages
 
 
 def group_of_mesh(mesh: Any, dim: int) -> Any:

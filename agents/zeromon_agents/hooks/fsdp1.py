@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from zeromon.ring.events import UnitEvent
+from zeromon.ring.codes import UnitEvent
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Offload, Sharding, Strategy, fsdp1_strategy
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services
@@ -94,7 +94,7 @@ class Fsdp1(Backend):
         self._made = [ref for ref, wrapper in wrappers if wrapper._is_root is None]
         for _, wrapper in wrappers:
             if wrapper._is_root:
-                self._register(wrapper)
+                self._register_root(wrapper)
 
     def _note(self, _: None, result: Any, wrapper: Any, *__: Any) -> None:
         if result is not RAISED:
@@ -105,7 +105,7 @@ class Fsdp1(Backend):
         # Not `not`: torch has None there until the root's first forward has initialized FSDP
         if fsdp._is_root is False:
             return SKIP
-        self._register(fsdp)
+        self._register_root(fsdp)
         self.steps.forward_begins(fsdp, args, kwargs)
         self.device.mark_compute_stream()
         return None
@@ -113,7 +113,7 @@ class Fsdp1(Backend):
     def _forward_ends(self, *_: Any) -> None:
         self.steps.forward_ends()
 
-    def _register(self, root: Any) -> None:
+    def _register_root(self, root: Any) -> None:
         """Writes the strategy at the first forward of *root*, and keeps the names of its units."""
         registered = self._roots.get(id(root))
         # Another root may have the address of a deleted one

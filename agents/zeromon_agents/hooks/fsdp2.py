@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.events import Phase, UnitEvent
+from zeromon.ring.codes import Phase, UnitEvent
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Strategy, fsdp2_strategy
 from zeromon_agents.hooks.backend import Backend, ImportHook

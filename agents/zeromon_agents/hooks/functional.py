@@ -22,7 +22,8 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.utils import _python_dispatch
 
-from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Op, pack_head
+from zeromon.ring.codes import Flag, Kind, Op
+from zeromon.ring.events import RECORD_SIZE, pack_head
 from zeromon_agents.hooks.c10d import BLOCKED_NS, Collectives
 from zeromon_agents.hooks.process_groups import DTYPES, Group, sequence_number, total_bytes
 from zeromon_agents.observe.device_timer import DeviceTimer

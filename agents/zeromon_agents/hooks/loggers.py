@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from zeromon.ring.events import Scalar
+from zeromon.ring.codes import Scalar
 from zeromon_agents.hooks.backend import Backend, ImportHook
 from zeromon_agents.hooks.fsdp1 import WRAPPER
 from zeromon_agents.runtime.around import RAISED, around

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zeromon.ring.events import Kind, StageAction
+from zeromon.ring.codes import Kind, StageAction
 from zeromon_agents.hooks.backend import Backend, ImportHook
 from zeromon_agents.hooks.dimensions import STAGE
 from zeromon_agents.runtime.around import SKIP, around
@@ -97,11 +97,16 @@ class Pipelining(Backend):
         self.steps.pipeline_begins(schedule, args, kwargs)
         if not schedule._has_backward:  # an evaluation
             return None
-        if self._describe(describe_schedule(schedule)):
-            self._register(_rank_stages(schedule))
+        if self._write_description(describe_schedule(schedule)):
+            # The models that no wrapper registers, in place of those before
+            self.models.forget(module for ref in self._models if (module := ref()) is not None)
+            modules = [stage.submod for stage in _rank_stages(schedule) if not _is_wrapped(stage.submod)]
+            for module in modules:
+                self.models.register_module(module)
+            self._models = [weakref.ref(module) for module in modules]
         return time.monotonic_ns()
 
-    def _describe(self, described: dict[str, Any]) -> bool:
+    def _write_description(self, described: dict[str, Any]) -> bool:
         """Writes a description; returns whether it is new."""
         # Each description stays in the name table, and a script may make schedules without end
         is_new = described != self._written and self._number < _MAX_SCHEDULES
@@ -110,14 +115,6 @@ class Pipelining(Backend):
             self._number += 1
             self.context.add_metadata(pipeline=described)
         return is_new
-
-    def _register(self, stages: Iterable[Any]) -> None:
-        """Registers the models of *stages* that no wrapper registers, in place of those before."""
-        self.models.forget(module for ref in self._models if (module := ref()) is not None)
-        modules = [stage.submod for stage in stages if not _is_wrapped(stage.submod)]
-        for module in modules:
-            self.models.register_module(module)
-        self._models = [weakref.ref(module) for module in modules]
 
     def _call_ends(self, from_ns: int | None, _: Any, schedule: Any, *__: Any) -> None:
         self._end_call(from_ns, schedule._n_microbatches)
@@ -131,7 +128,7 @@ class Pipelining(Backend):
 
     def _batch_begins(self, engine: Any, *_: Any, **__: Any) -> int:
         self.steps.pipeline_begins(engine, (), {})
-        self._describe(describe_engine(engine))
+        self._write_description(describe_engine(engine))
         self._chunks = {}
         return time.monotonic_ns()
 
@@ -209,11 +206,9 @@ class Pipelining(Backend):
 
     def _place(self, stage: Any, *_: Any, **__: Any) -> None:
         """Assigns to *stage* what is sent, received or reduced from here on."""
-        self.context.unit = self.units.id_of(stage, _stage_unit)
-
-
-def _stage_unit(stage: Any) -> tuple[str, dict[str, Any]]:
-    return f"stage {stage.stage_index}", {"kind": "pipeline"}
+        self.context.unit = self.units.id_of(
+            stage, lambda s: (f"stage {s.stage_index}", {"kind": "pipeline"})
+        )
 
 
 def _is_wrapped(module: Any) -> bool:

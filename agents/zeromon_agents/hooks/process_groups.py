@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zeromon.ring.events import Dtype, Op
+from zeromon.ring.codes import Dtype, Op
 from zeromon_agents.runtime.hook_context import Entry
 
 _BASE = torch._C._distributed_c10d.ProcessGroup

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.codes import operation_by_name
-from zeromon.ring.events import Kind, Op, Untimed, pack_dtype
+from zeromon.ring.codes import Kind, Op, Untimed, operation_by_name
+from zeromon.ring.events import pack_dtype
 from zeromon_agents.hooks.backend import Backend, ImportHook
 from zeromon_agents.hooks.functional import GROUP, in_place_of, is_real, operators_of
 from zeromon_agents.hooks.process_groups import DTYPES

@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zeromon.ring.codes import Phase
-from zeromon.ring.events import Kind
+from zeromon.ring.codes import Kind, Phase
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.accelerator import ASYNC, UNCACHED, Accelerator
 from zeromon_agents.runtime.guard import Guard
@@ -53,7 +52,10 @@ class Allocator:
         """Writes the current figures, in detailed steps also the device's; nothing on a CPU rank."""
         stats, device = self.sample_tensors(Phase.OPTIMIZER), self._device
         if stats is not None and device and (self._context.detailed or self._capacity < 0):
-            self._sample_device(device, stats)
+            free, total = device.memory_info()
+            self._capacity = int(total * device.memory_fraction()) if total >= 0 else -1
+            retries, ooms = stats.get("num_alloc_retries", -1), stats.get("num_ooms", -1)
+            self._context.emit(Kind.MEMORY_PEAK, retries, ooms, free, self._capacity)
 
     def sample_tensors(self, ended: Phase) -> Mapping[str, Any] | None:
         """Writes the allocator's own figures and returns them, without a call into the driver.
@@ -61,7 +63,7 @@ class Allocator:
         *ended*: the phase that has just ended, to which a new peak belongs. A call into the driver would
         break the capture of a graph, which may contain a backward.
         """
-        device = self._device or self._meet()
+        device = self._device or self._meet_device()
         if device is None or not self._counts:
             return None
         if self.kind == ASYNC and device.is_current_stream_capturing():
@@ -77,7 +79,7 @@ class Allocator:
 
     def phase_ends(self, ended: Phase) -> None:
         """Notes a new peak of the phase that has just ended."""
-        device = self._device or self._meet()
+        device = self._device or self._meet_device()
         if device is not None and self._counts and self.kind != ASYNC:  # else it would ask the driver
             self._write_peak(self._read(device) or {}, ended)
 
@@ -90,7 +92,7 @@ class Allocator:
             fields = peak, context.step + 1, 0, 0
             context.write(time.monotonic_ns(), Kind.ALLOCATED_PEAK, 0, phase, 0, 0, 0, *fields)
 
-    def _meet(self) -> Accelerator | None:
+    def _meet_device(self) -> Accelerator | None:
         """Takes the accelerator once the process uses it, and observes its failed allocations."""
         device = accelerator.ready_device()
         if device is None:
@@ -112,12 +114,6 @@ class Allocator:
             return stats
         return {name: value for name, value in stats.items() if name not in missing}
 
-    def _sample_device(self, device: Accelerator, stats: Mapping[str, Any]) -> None:
-        free, total = device.memory_info()
-        self._capacity = int(total * device.memory_fraction()) if total >= 0 else -1
-        retries, ooms = stats.get("num_alloc_retries", -1), stats.get("num_ooms", -1)
-        self._context.emit(Kind.MEMORY_PEAK, retries, ooms, free, self._capacity)
-
     def _observe_oom(self, device: Accelerator) -> None:
         """Attaches an observer. torch cannot detach it, so the observer checks the mode."""
         attach = device.out_of_memory_observers()
@@ -135,7 +131,13 @@ class Allocator:
                     largest = largest_free_block(device)
             context.emit(Kind.OOM, requested, total, free, largest)
             self._write_peak(self._read(device) or {}, context.phase)
-            keep_snapshot(device)
+            # torch's own snapshot has a history only when the script made torch record one.
+            # Popped: a script that catches the error would write a snapshot at each one
+            folder = os.environ.pop("ZEROMON_OOM_SNAPSHOT", "")
+            dump = getattr(getattr(device.module, "memory", None), "_dump_snapshot", None)
+            if folder and dump is not None:
+                name = f"oom-rank{os.environ.get('RANK', '0')}-{os.getpid()}.pickle"
+                dump(os.path.join(folder, name))
 
         attach(context.guard.guarded(out_of_memory))
 
@@ -154,19 +156,6 @@ def largest_free_block(device: Accelerator) -> int:
         ),
         default=0,
     )
-
-
-def keep_snapshot(device: Accelerator) -> None:
-    """Writes torch's own allocator snapshot once, into the folder that ZEROMON_OOM_SNAPSHOT names.
-
-    The snapshot has a history only when the script made torch record one.
-    """
-    # Popped: a script that catches the error would write a snapshot at each one
-    folder = os.environ.pop("ZEROMON_OOM_SNAPSHOT", "")
-    dump = getattr(getattr(device.module, "memory", None), "_dump_snapshot", None)
-    if folder and dump is not None:
-        name = f"oom-rank{os.environ.get('RANK', '0')}-{os.getpid()}.pickle"
-        dump(os.path.join(folder, name))
 
 
 # ---- samples this process's memory on the host --------------------------------------------------

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.codes import Phase
-from zeromon.ring.events import Kind, Padding
+from zeromon.ring.codes import Kind, Padding, Phase
 from zeromon.ring.model_metadata import ProcessMetadata
 from zeromon_agents.runtime.around import Patches, around
 from zeromon_agents.runtime.hook_context import OFF, HookContext
@@ -282,7 +281,7 @@ class Evaluation:
 
     def _trained(self, _: None, __: Any, module: Any, mode: bool = True) -> None:
         if mode and module is self._module():
-            self._close(time.monotonic_ns())
+            self._close_batch(time.monotonic_ns())
 
     def seen(self) -> None:
         """Notes that a batch was taken, or that a forward has ended."""
@@ -303,7 +302,7 @@ class Evaluation:
         if self._untrained and between_steps and not self.is_open:
             self.on_end(self._asked_ns, now_ns)
         if self._since and self._seen_ns and torch.is_grad_enabled():
-            self._close(now_ns)
+            self._close_batch(now_ns)
         self._asked_ns = now_ns
         self._untrained = not (self.is_open or torch.is_grad_enabled())
 
@@ -314,17 +313,17 @@ class Evaluation:
             module = self._module()
             if not self._seen_ns and module is not None:
                 self._never.add(module)
-            self._close(self._seen_ns)
+            self._close_batch(self._seen_ns)
 
     def stop(self) -> None:
         """Forgets the evaluation under way."""
-        self._close(0)
+        self._close_batch(0)
 
     def training_ends(self) -> None:
         """Ends the evaluation under way, if any, with its last forward."""
-        self._close(self._seen_ns if self._since else 0)
+        self._close_batch(self._seen_ns if self._since else 0)
 
-    def _close(self, end_ns: int) -> None:
+    def _close_batch(self, end_ns: int) -> None:
         since_ns, self._since, self._untrained = self._since, 0, False
         self._patches.restore()
         if end_ns > since_ns:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zeromon.ring.events import Kind, Role
+from zeromon.ring.codes import Kind, Role
 from zeromon_agents.observe import accelerator
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import HookContext

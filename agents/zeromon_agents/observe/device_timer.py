@@ -26,7 +26,8 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.events import Flag, Kind, Op, Phase, pack_head
+from zeromon.ring.codes import Flag, Kind, Op, Phase
+from zeromon.ring.events import pack_head
 from zeromon_agents.observe.accelerator import Accelerator, current_accelerator
 from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.hook_context import (

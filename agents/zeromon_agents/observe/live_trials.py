@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from zeromon.ring.events import Kind, TrialState
+from zeromon.ring.codes import Kind, TrialState
 from zeromon.ring.trial_words import LEASE_SECONDS, MARGIN, REQUEST, WORD, WORDS, Change, Plan
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.observe.torch_roles import Models, fsdp2_groups, param_groups
@@ -67,9 +67,9 @@ class Trials:
             return
         if seen_ns != self._seen_ns:
             self._seen_ns = seen_ns
-            self._accept()
+            self._accept_plan()
 
-    def _accept(self) -> None:
+    def _accept_plan(self) -> None:
         content = json.loads(self._file.read_text())
         content["change"] = Change(content["change"])  # the closed list
         content["rings"] = tuple(content["rings"])
@@ -79,7 +79,7 @@ class Trials:
             return
         self._served = plan.number
         if self._steps.on_boundary is not None:
-            self._write(TrialState.REFUSED, plan, 0, "a trace is being recorded")
+            self._write_state(TrialState.REFUSED, plan, 0, "a trace is being recorded")
             return
         self._word = os.open(self._words, os.O_RDWR | os.O_NOFOLLOW)
         self._block, self._agreed, self._last, self._why = 0, False, 0, ""
@@ -143,7 +143,7 @@ class Trials:
         os.pwrite(self._word, WORD.pack(plan.number, self._block + 1), WORD.size * self._rank)
         self._agreed = True
         if self._block == 0:
-            self._write(TrialState.READY, plan, self._last)
+            self._write_state(TrialState.READY, plan, self._last)
 
     def _withdrawn(self) -> str:
         """Why the request does not hold any more; "" while it does."""
@@ -159,7 +159,9 @@ class Trials:
         if block == plan.blocks:
             self._end(plan, next_step, TrialState.DONE)
             return
-        silent = self._silent_ranks(plan, block)
+        ranks = range(len(plan.rings))
+        agreed = list(WORD.iter_unpack(os.pread(self._word, WORD.size * len(ranks), 0)))
+        silent = [r for r in ranks if agreed[r][0] != plan.number or agreed[r][1] <= block]
         if silent:
             state = TrialState.WITHDRAWN if block else TrialState.REFUSED
             self._end(plan, next_step, state, self._why or f"rank {silent[0]} did not agree")
@@ -171,14 +173,8 @@ class Trials:
             self._is_on = True
         elif not is_on:
             cost_ns = self._undo_change()
-        self._write(TrialState.ON if is_on else TrialState.OFF, plan, next_step, cost_ns=cost_ns)
+        self._write_state(TrialState.ON if is_on else TrialState.OFF, plan, next_step, cost_ns=cost_ns)
         self._block, self._agreed = block + 1, False
-
-    def _silent_ranks(self, plan: Plan, block: int) -> list[int]:
-        """Returns the ranks that have not agreed to *block*."""
-        ranks = range(len(plan.rings))
-        agreed = list(WORD.iter_unpack(os.pread(self._word, WORD.size * len(ranks), 0)))
-        return [r for r in ranks if agreed[r][0] != plan.number or agreed[r][1] <= block]
 
     def _undo_change(self) -> int:
         """Undoes the change; returns how long that took, nanoseconds."""
@@ -200,7 +196,7 @@ class Trials:
             self._context.guard.note(error, "undo of a trial")
         os.close(self._word)
         self._word = -1
-        self._write(state, plan, step, reason, cost_ns)
+        self._write_state(state, plan, step, reason, cost_ns)
 
     def after(self, work: Any) -> bool:
         """Ends the trial as soon as all ranks can, then calls *work*; returns False without a trial."""
@@ -215,7 +211,7 @@ class Trials:
         if plan is not None:
             self._end(plan, self._context.step + 1, TrialState.WITHDRAWN, reason)
 
-    def _write(
+    def _write_state(
         self, state: TrialState, plan: Plan, step: int, reason: str = "", cost_ns: int = 0
     ) -> None:
         text_id = self._context.text(reason) if reason else 0

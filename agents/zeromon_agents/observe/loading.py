@@ -78,7 +78,7 @@ class Fetches:
     def watch(self, module: Any) -> None:
         """Patches the fetchers of *module*."""
         for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-            self._patches.wrap_in(module, f"{name}.fetch", self._fetching)
+            self._patches.wrap_in(module, f"{name}.fetch", self._time_fetch)
 
     def watch_transforms(self, module: Any) -> None:
         """Patches the compositions of transforms of *module*."""
@@ -90,7 +90,7 @@ class Fetches:
         """Restores what was patched."""
         self._patches.restore()
 
-    def _fetching(self, original: Any) -> Any:
+    def _time_fetch(self, original: Any) -> Any:
         def fetch_with_hook(fetcher: Any, *args: Any) -> Any:
             beginning = self._begins(fetcher)
             try:
@@ -136,7 +136,7 @@ class Fetches:
                     self.sums[READ + index] += b - a
             if self._here != self._rank and now_ns >= self._next_write_ns:
                 self._next_write_ns = now_ns + _EVERY_NS
-                self._write()
+                self._write_totals()
         except Guard.CAUGHT as error:
             self._guard.note(error, "fetch")
 
@@ -152,7 +152,7 @@ class Fetches:
         # A process that the script itself forks may fetch, too, and is no worker
         return self._file is not None and torch.utils.data.get_worker_info() is not None
 
-    def _write(self) -> None:
+    def _write_totals(self) -> None:
         if self._file is not None:
             with suppress(OSError):  # the training process has ended, or the folder is gone
                 # Without O_CREAT: a worker that lives on would make the removed file again

@@ -186,9 +186,10 @@ def of_optimizer(optimizer: Any) -> ModelMetadata:
     """The metadata of an optimizer: its class, and whether its state is partitioned."""
     inner_optimizer = unwrapped_optimizer(optimizer)
     defaults = getattr(inner_optimizer, "defaults", {})
+    momentum = defaults.get("momentum")
     facts: ModelMetadata = {
         "optimizer": type(inner_optimizer).__name__,
-        "momentum": _momentum_of(defaults),
+        "momentum": float(momentum) if isinstance(momentum, (int, float)) else 0.0,
         "optimizer_step": _step_of(inner_optimizer, defaults),
     }
     if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
@@ -209,11 +210,6 @@ def _step_of(optimizer: Any, defaults: dict[str, Any]) -> str:
     if is_foreach is None:  # torch chooses it for tensors on a device
         is_foreach = bool(params) and params[0].device.type != "cpu"
     return "foreach" if is_foreach else "for-loop"
-
-
-def _momentum_of(defaults: dict[str, Any]) -> float:
-    value = defaults.get("momentum")
-    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def _largest_units(units: Iterable[int]) -> list[int]:

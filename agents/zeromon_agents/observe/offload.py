@@ -10,7 +10,7 @@ from collections import defaultdict
 from functools import partial
 from typing import Any
 
-from zeromon.ring.events import Kind, Path
+from zeromon.ring.codes import Kind, Path
 from zeromon_agents.runtime.around import RAISED, Patches, around
 from zeromon_agents.runtime.hook_context import OFF, HookContext
 
@@ -78,7 +78,7 @@ class Disk:
             transfer = around(self._context, _now_ns, transferred, where=path.label)
             self._patches.wrap_in(handle, f"sync_{method}", transfer)
         # In every mode: requests from before the agent went off would count in a later wait
-        wait = around(self._context, _now_ns, self._waited, where="aio wait", active_from=OFF)
+        wait = around(self._context, _now_ns, self._divide_wait, where="aio wait", active_from=OFF)
         self._patches.wrap_in(handle, "wait", wait)
 
     def _request_submitted(self, path: Path, handle: Any, buffer: Any, *_: Any, **__: Any) -> None:
@@ -92,7 +92,7 @@ class Disk:
             spent_ns = time.monotonic_ns() - started
             self._transfers.add(path, buffer.nbytes, spent_ns, spent_ns)
 
-    def _waited(self, reached: int, _: Any, handle: Any, *__: Any) -> None:
+    def _divide_wait(self, reached: int, _: Any, handle: Any, *__: Any) -> None:
         """Divides a wait between the reads and the writes that ended with it, by their bytes."""
         submitted, nbytes_of = self._pending.pop(id(handle), (0, {}))
         if self._context.mode == OFF:

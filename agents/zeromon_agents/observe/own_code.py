@@ -13,7 +13,7 @@ from collections import Counter
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon_agents.runtime.guard import frames_outwards
 from zeromon_agents.runtime.hook_context import OFF, HookContext
@@ -92,7 +92,9 @@ class OwnCode:
             if not any(marker in code.co_filename for marker in INSTALLED):
                 is_own = in_loop or any(outer.f_code in self._loop for outer in frames_outwards(frame))
                 return Line(_frame_place(frame), communicates) if is_own else None
-            if library is None and (in_loop or _is_package(code)):
+            if library is None and (
+                in_loop or ("-packages/" in code.co_filename and not _is_torch(code))
+            ):
                 library = frame
             if in_loop:
                 return Line(_frame_place(library or frame), communicates)

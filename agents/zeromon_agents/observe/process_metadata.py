@@ -227,16 +227,13 @@ def _frequent_reasons(counted: Iterable[tuple[str, int]]) -> list[str]:
     """The most frequent reasons: ``3 x s.n == 0``."""
     reasons: Counter[str] = Counter()
     for reason, count in counted:
-        reasons[_short_reason(reason)] += count
+        # The explanation of a break, or the guard without its cache entry (0/1:) and its values
+        _, _, explained = reason.partition("Explanation: ")
+        head = (explained or reason).partition("\n")[0].partition("  #")[0].partition(". expected ")[0]
+        entry, _, guard = head.partition(": ")
+        short_reason = (guard if entry.replace("/", "").isdigit() else head).strip()
+        reasons[short_reason[:_LONGEST_REASON]] += count
     return [f"{count} x {reason}" for reason, count in reasons.most_common(_SHOWN)]
-
-
-def _short_reason(reason: str) -> str:
-    """The explanation of a break, or the guard without its cache entry (``0/1:``) and its values."""
-    _, _, explained = reason.partition("Explanation: ")
-    head = (explained or reason).partition("\n")[0].partition("  #")[0].partition(". expected ")[0]
-    entry, _, guard = head.partition(": ")
-    return (guard if entry.replace("/", "").isdigit() else head).strip()[:_LONGEST_REASON]
 
 
 # ---- which run of W&B and of MLflow this process has open ----------------------------------------

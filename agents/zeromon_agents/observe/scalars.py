@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.events import Kind, Scalar, float_bits
+from zeromon.ring.codes import Kind, Scalar
+from zeromon.ring.events import float_bits
 from zeromon.ring.model_metadata import ProcessMetadata
 from zeromon_agents.observe.accelerator import Accelerator, current_accelerator
 from zeromon_agents.observe.step import Steps, known_number
@@ -67,7 +68,7 @@ class Scalars:
         if self._sources.setdefault(scalar, source) == source:
             # Between two steps, a logger gives the value of the step that has ended
             under_way = self._steps.step_under_way or not self._context.step
-            self._write(scalar, number, self._context.step + under_way)
+            self._write_scalar(scalar, number, self._context.step + under_way)
 
     def give_named(self, name: Any, value: Any) -> None:
         """Writes *value* where *name* is one of those that :func:`scalar_of` knows."""
@@ -94,7 +95,7 @@ class Scalars:
             self._rate = rate
             # From here on a logger that came first is not followed: it would give each rate twice
             self._sources[Scalar.LEARNING_RATE] = "optimizer"
-            self._write(Scalar.LEARNING_RATE, rate, self._context.step + 1)
+            self._write_scalar(Scalar.LEARNING_RATE, rate, self._context.step + 1)
 
     def _backward_begins(self, tensors: Any) -> None:
         """Writes a loss that is infinite or NaN, of this rank alone."""
@@ -110,14 +111,14 @@ class Scalars:
 
     def _write_not_finite(self, step: int, number: float) -> None:
         if not math.isfinite(number):
-            self._write(Scalar.LOSS, number, step)
+            self._write_scalar(Scalar.LOSS, number, step)
 
     def poll(self) -> None:
         """Writes what has come from the device meanwhile."""
         if self.device is not None:
             self.device.poll()
 
-    def _write(self, scalar: Scalar, number: float, step: int) -> None:
+    def _write_scalar(self, scalar: Scalar, number: float, step: int) -> None:
         self._context.emit(Kind.SCALAR, float_bits(number), step, op=scalar)
 
 

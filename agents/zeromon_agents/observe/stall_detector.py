@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.codes import ITEM_BYTES, operation_by_name
-from zeromon.ring.events import Flag, Kind, Op, Phase, Untimed, pack_head, pack_place
+from zeromon.ring.codes import ITEM_BYTES, Flag, Kind, Op, Phase, Untimed, operation_by_name
+from zeromon.ring.events import pack_head, pack_place
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import Group, sequence_number, text_of
 from zeromon_agents.observe import accelerator
@@ -157,21 +157,17 @@ def read_flight_recorder(*, only_active: bool = False) -> list[dict[str, Any]]:
     of_others = getattr(module, "_dump_fr_trace", None)
     dumps = [] if of_nccl is None else [of_nccl]
     if of_others is not None:
-        by_name = [functools.partial(of_others, backend=name) for name in sorted(_backend_names())]
+        # The backends that this process's groups use, by the names that these give themselves
+        names = set()
+        for pg in list(torch.distributed.distributed_c10d._world.pg_map):
+            with suppress(RuntimeError, AttributeError):  # a group that is gone, or of Python's own
+                names |= {pg._get_backend(device).name() for device in pg._device_types}
+        by_name = [functools.partial(of_others, backend=name) for name in sorted(names)]
         # pybind functions have no signature to inspect; their docstring begins with it
         dumps += by_name if "backend:" in (of_others.__doc__ or "") else [of_others]
     options = {"includeCollectives": True, "includeStackTraces": False, "onlyActive": only_active}
     contents = [pickle.loads(dump(**options)) for dump in dumps]
     return [entry for dump in contents if isinstance(dump, dict) for entry in dump.get("entries") or []]
-
-
-def _backend_names() -> set[str]:
-    """Returns the backends that this process's groups use, by the names that these give themselves."""
-    names = set()
-    for pg in list(torch.distributed.distributed_c10d._world.pg_map):
-        with suppress(RuntimeError, AttributeError):  # a group that is gone, or of Python's own
-            names |= {pg._get_backend(device).name() for device in pg._device_types}
-    return names
 
 
 HOOK_ID = 0x7A65726F6D6F6E
@@ -317,7 +313,7 @@ class StallDetector:
         of_training = {group.id: numbers[group.id] for group, _ in groups if not group.apart}
         self._quiet = 0 if of_training != self._last_numbers else self._quiet + 1
         self._last_numbers = of_training
-        if self._quiet < self._limit() and not (is_first and self._attached):
+        if self._quiet < self._quiet_limit() and not (is_first and self._attached):
             return self._end_stall()
         flying = self._in_flight(groups)
         self._write_progress(numbers)
@@ -325,7 +321,7 @@ class StallDetector:
         if is_first and not any(time.monotonic_ns() - e[1] > _LONG_NS for e in flying.values()):
             return False
         self._retire_flying(set(flying))
-        self._write(flying)
+        self._write_flying(flying)
         return True
 
     def _end_stall(self) -> bool:
@@ -335,7 +331,7 @@ class StallDetector:
         self._write_stack([])
         return False
 
-    def _limit(self) -> int:
+    def _quiet_limit(self) -> int:
         """Returns how many checks without progress are a stall."""
         if self._attached:
             return _QUIET_ATTACHED
@@ -362,7 +358,7 @@ class StallDetector:
         # A copy: the training thread may register a group while the heartbeat iterates
         return list(self._collectives.groups.values())
 
-    def _write(self, flying: dict[tuple[int, int], Flying]) -> None:
+    def _write_flying(self, flying: dict[tuple[int, int], Flying]) -> None:
         write = self._context.ring.write
         ours = {(group.id, number) for group in self._groups() for number in group.numbers}
         for key, (op, issued_ns, nbytes) in flying.items():

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.events import Flag, Kind, Outcome, Phase
+from zeromon.ring.codes import Flag, Kind, Outcome, Phase
 from zeromon.ring.model_metadata import LoaderMetadata
 from zeromon_agents.observe.batches import Batches, Beginnings, Evaluation
 from zeromon_agents.observe.process_metadata import Goal, autocast_dtype, process_start_ns
@@ -240,7 +240,7 @@ class Steps:
             self._loss_from = self._forward_seen_ns
             self.evaluation.seen()
             self._context.enter(self._bare_phase())
-            self._span(Phase.FORWARD, began_ns, self._forward_seen_ns)
+            self._write_span(Phase.FORWARD, began_ns, self._forward_seen_ns)
 
     # ---- backward -----------------------------------------------------------------------------
 
@@ -270,12 +270,25 @@ class Steps:
         for hook in self.on_loss:  # a pipeline infers shapes from uninitialized memory
             hook(() if self._in_pipeline else tensors)
         if self._loader_settings:
-            self._write_loader()
+            # Written when backward begins, and again only when they differ: a loader that no backward
+            # follows is one of an evaluation. A script makes a new iterator each epoch, and may
+            # alternate between two loaders, so the number of records is bounded.
+            last_written = self._loader_written
+            # Where batches differ in length, 0 stays: each length would take one of the bounded records
+            same_length = last_written.get("length", self._length) == self._length
+            loader: LoaderMetadata = {
+                **self._loader_settings,
+                "length": self._length if same_length else 0,
+            }
+            if loader != last_written and self._loader_records < _MAX_LOADER_RECORDS:
+                self._loader_written = loader
+                self._loader_records += 1
+                self._context.add_metadata(loader=loader)
             self.beginnings.batch_trained()
             self.goal.batch_trained(self._loader())
 
     def _infer_forward(self, start_ns: int, end_ns: int) -> None:
-        self._span(Phase.FORWARD, start_ns, end_ns, Flag.INFERRED)
+        self._write_span(Phase.FORWARD, start_ns, end_ns, Flag.INFERRED)
         # what a device did since the last border was forward, too
         self._context.phase = Phase.FORWARD
 
@@ -297,7 +310,7 @@ class Steps:
             if self._parameters.showed_step:  # unless it turns out to be another micro-step
                 self._optimizer_from = self._free_since
         self._context.enter(Phase.OPTIMIZER if self._optimizer_from else Phase.OTHER)
-        self._span(Phase.BACKWARD, began_ns, self._free_since, flags)
+        self._write_span(Phase.BACKWARD, began_ns, self._free_since, flags)
         if self._updated_to is not None:
             total_steps, self._updated_to, self.updates_in_backward = self._updated_to, None, True
             self._optimizer_from = self._free_since
@@ -401,7 +414,7 @@ class Steps:
         if self._context.mode == OFF or not self._optimizer_from:
             return
         if outcome is None:
-            self._span(Phase.OPTIMIZER, self._optimizer_from, time.monotonic_ns())
+            self._write_span(Phase.OPTIMIZER, self._optimizer_from, time.monotonic_ns())
             self._optimizer_from = 0
             self._context.enter(Phase.OTHER)
             return
@@ -419,14 +432,14 @@ class Steps:
         """Starts the phase of an offloaded optimizer within a DeepSpeed engine's step."""
         if self.offloads_optimizer and self._optimizer_from:
             now_ns = time.monotonic_ns()
-            self._span(Phase.OPTIMIZER, self._optimizer_from, now_ns)
+            self._write_span(Phase.OPTIMIZER, self._optimizer_from, now_ns)
             self._optimizer_from = self._cpu_optimizer_from = now_ns
             self._context.enter(Phase.CPU_OPTIMIZER)
 
     def _inner_optimizer_ends(self) -> None:
         if self._cpu_optimizer_from:
             now_ns = time.monotonic_ns()
-            self._span(Phase.CPU_OPTIMIZER, self._cpu_optimizer_from, now_ns)
+            self._write_span(Phase.CPU_OPTIMIZER, self._cpu_optimizer_from, now_ns)
             self._optimizer_from, self._cpu_optimizer_from = now_ns, 0
             self._context.enter(Phase.OPTIMIZER)
 
@@ -438,7 +451,7 @@ class Steps:
         if self.attached_mid_step:
             self._end_partial_step(t_ns, total_steps)
             return
-        self._span(Phase.OPTIMIZER, self._optimizer_from, t_ns)
+        self._write_span(Phase.OPTIMIZER, self._optimizer_from, t_ns)
         self._optimizer_from = 0
         if total_steps and not context.step:  # the optimizer counts those before a restart, too
             context.add_metadata(resumed_step=total_steps - 1)
@@ -503,7 +516,7 @@ class Steps:
         """Ends the data wait; *flags*: FAILED where no batch came."""
         if self._data_from:
             self._free_since = time.monotonic_ns()
-            self._span(Phase.DATA_WAIT, self._data_from, self._free_since, flags)
+            self._write_span(Phase.DATA_WAIT, self._data_from, self._free_since, flags)
             self._data_from = 0
             self.evaluation.seen()
             self._may_start(self._free_since)
@@ -514,7 +527,7 @@ class Steps:
         unmarked = Phase.FORWARD if self.in_loop and not self._has_wrapper else Phase.OTHER
         return self.evaluation.phase or unmarked
 
-    def _span(self, phase: Phase, start_ns: int, end_ns: int, flags: int = 0) -> None:
+    def _write_span(self, phase: Phase, start_ns: int, end_ns: int, flags: int = 0) -> None:
         if end_ns > start_ns and not self.attached_mid_step:
             self._context.write(end_ns, Kind.PHASE, 0, phase, flags, 0, 0, start_ns, 0, 0, 0)
 
@@ -564,18 +577,3 @@ class Steps:
             "batch_size": size if isinstance(size, int) else 0,
             "sampler": "" if sampler is None else type(sampler).__name__,
         }
-
-    def _write_loader(self) -> None:
-        """Writes the loader's settings when backward begins, and again only when they differ.
-
-        A loader that no backward follows is one of an evaluation. A script makes a new iterator each
-        epoch, and may alternate between two loaders, so the number of records is bounded.
-        """
-        last_written = self._loader_written
-        # Where batches differ in length, 0 stays: each length would take one of the bounded records
-        same_length = last_written.get("length", self._length) == self._length
-        loader: LoaderMetadata = {**self._loader_settings, "length": self._length if same_length else 0}
-        if loader != last_written and self._loader_records < _MAX_LOADER_RECORDS:
-            self._loader_written = loader
-            self._loader_records += 1
-            self._context.add_metadata(loader=loader)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.events import Role
+from zeromon.ring.codes import Role
 from zeromon_agents.observe.census import Claims
 from zeromon_agents.runtime.guard import Guard
 
@@ -48,11 +48,11 @@ class Models:
         # The id alone is not enough: Python reuses it after the module is gone
         if registered is not None and registered() is module:
             return False
-        self.modules[id(module)] = weakref.ref(module, self._dropped)
+        self.modules[id(module)] = weakref.ref(module, self._note_dropped)
         self.changed = True
         return True
 
-    def _dropped(self, _: object) -> None:
+    def _note_dropped(self, _: object) -> None:
         self.changed = True
 
     def forget(self, modules: Iterable[Any]) -> None:
@@ -302,16 +302,13 @@ def find_instances(names: Iterable[ClassName]) -> tuple[dict[ClassName, list[Any
     """
     kinds = {name: _loaded_classes(name) for name in names}
     optimizers = all_subclasses(torch.optim.Optimizer)
-    instances = _instances_of(optimizers.union(*kinds.values()))
+    wanted_kinds = optimizers.union(*kinds.values())
+    # An instance refers to its class; gc.get_objects() would list every object of the process
+    instances = [o for o in gc.get_referrers(*wanted_kinds) if type(o) in wanted_kinds]
     return (
         {name: [o for o in instances if type(o) in kinds[name]] for name in kinds},
         [o for o in instances if type(o) in optimizers and o.param_groups],
     )
-
-
-def _instances_of(kinds: set[type]) -> list[Any]:
-    # An instance refers to its class; gc.get_objects() would list every object of the process
-    return [o for o in gc.get_referrers(*kinds) if type(o) in kinds]
 
 
 def all_subclasses(kind: type) -> set[type]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zeromon.ring.events import Kind, TraceState
+from zeromon.ring.codes import Kind, TraceState
 from zeromon.ring.files import replacing_file
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.step import Steps
@@ -103,7 +103,7 @@ class Capture:
         # With the inode: two requests in one tick of the clock have the same time
         if self._request is None and (file.st_ino, file.st_mtime_ns) != self._file_state:
             self._file_state = file.st_ino, file.st_mtime_ns
-            self._accept()
+            self._accept_request()
 
     def flush(self) -> None:
         """Writes a recorded trace. The end of the process waits for it."""
@@ -112,7 +112,7 @@ class Capture:
             if recorded is not None:
                 self._save(*recorded)
 
-    def _accept(self) -> None:
+    def _accept_request(self) -> None:
         with self._file.open() as file:
             content = json.load(file)
         ranks = content.get("ranks")

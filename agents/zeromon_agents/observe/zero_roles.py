@@ -7,7 +7,7 @@ role out.
 from collections.abc import Iterator
 from typing import Any
 
-from zeromon.ring.events import Role
+from zeromon.ring.codes import Role
 from zeromon.ring.masking import MASK, is_secret_name, mask_words
 from zeromon_agents.observe.census import Claims, OnDisk
 
@@ -61,17 +61,13 @@ def zero_claims(engine: Any) -> Claims:
     for state in getattr(inner, "state", {}).values():
         if isinstance(state, dict):  # a step counter has no dimension
             yield Role.OPTIMIZER_STATE, [v for v in state.values() if getattr(v, "ndim", 0)]
-    yield from _of_parameters(params)
-    yield Role.BUFFER, list(engine.module.buffers())
-
-
-def _of_parameters(params: list[Any]) -> Claims:
     for param in params:
         yield Role.SHARDED_PARAM, getattr(param, "ds_tensor", None)
         yield Role.SECONDARY_PARAM, getattr(param, "ds_secondary_tensor", None)
         yield Role.UNSHARDED_PARAM, param.data
         yield Role.UNSHARDED_GRAD, param.grad
         yield Role.UNSHARDED_GRAD, getattr(param, "grad_accum", None)
+    yield Role.BUFFER, list(engine.module.buffers())
 
 
 def _swapped_claims(optimizer: Any, params: list[Any]) -> Claims:

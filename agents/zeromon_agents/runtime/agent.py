@@ -26,7 +26,7 @@ import torch
 from zeromon import __version__
 from zeromon.ring import paths
 from zeromon.ring.buffer import RingWriter
-from zeromon.ring.events import ExitKind, Flag, Kind, Phase
+from zeromon.ring.codes import ExitKind, Flag, Kind, Phase
 from zeromon.ring.files import try_lock_file
 from zeromon.ring.masking import mask_words
 from zeromon.ring.model_metadata import INSTALLED
@@ -448,7 +448,13 @@ class Agent:
             self._count_the_rest()
             self._write_loading()
             error_text = mask_words([" ".join(str(error).split())[:_MAX_ERROR_LETTERS]])[0]
-            text_id = self.context.text(f"{kind.__name__}{_raised_at(trace)}: {error_text}")
+            # The innermost line of the script in the trace: " at train.py:32"
+            location = ""
+            for frame, line_number in traceback.walk_tb(trace):
+                name = frame.f_code.co_filename
+                if not any(marker in name for marker in INSTALLED):
+                    location = f" at {os.path.basename(name)}:{line_number}"
+            text_id = self.context.text(f"{kind.__name__}{location}: {error_text}")
             self.context.emit(Kind.EXIT, text_id, op=ExitKind.EXCEPTION)
             # atexit comes after this hook, and would write a clean end behind the exception
             self._end_is_written = True
@@ -478,16 +484,6 @@ class Agent:
             self.guard.guarded(self.capture.flush)()
             self.context.emit(Kind.EXIT, op=ExitKind.CLEAN)
             self.collectives.completions.settle()
-
-
-def _raised_at(trace: TracebackType | None) -> str:
-    """`` at train.py:32``: the innermost line of the script in *trace*; "" without one."""
-    location = ""
-    for frame, line_number in traceback.walk_tb(trace):
-        name = frame.f_code.co_filename
-        if not any(marker in name for marker in INSTALLED):
-            location = f" at {os.path.basename(name)}:{line_number}"
-    return location
 
 
 # ---- starts the collector of this node when none runs -------------------------------------------

@@ -154,7 +154,9 @@ class Bootstrap:
         except Guard.CAUGHT as error:
             self._failed = True
             hint = getattr(error, "hint", "")
-            report_failure(error, hint)
+            message = f"zeromon: this process is not watched ({type(error).__name__}: {error})"
+            with suppress(OSError):  # stderr may be closed
+                os.write(2, f"{message}{'. ' + hint if hint else ''}\n".encode())
 
     def _set_up(self, joined_from_ns: int, joined_ns: int) -> dict[str, int]:
         """Returns the nanoseconds of each known part of the set-up until now."""
@@ -212,13 +214,6 @@ BOOTSTRAP = Bootstrap()
 def install(c10d: ModuleType, torch_from_ns: int = 0) -> None:
     """Installs the bootstrap; called by the start-up shim."""
     BOOTSTRAP.install(c10d, torch_from_ns)
-
-
-def report_failure(error: BaseException, hint: str = "") -> None:
-    """Writes to stderr that this process is not watched, and why."""
-    message = f"zeromon: this process is not watched ({type(error).__name__}: {error})"
-    with suppress(OSError):  # stderr may be closed
-        os.write(2, f"{message}{'. ' + hint if hint else ''}\n".encode())
 
 
 def check_torch() -> None:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Phase, pack_head, pack_place
+from zeromon.ring.codes import Flag, Kind, Phase
+from zeromon.ring.events import RECORD_SIZE, pack_head, pack_place
 from zeromon.ring.model_metadata import BACKGROUND
 from zeromon_agents.runtime.guard import Guard
 
@@ -44,28 +45,6 @@ _AHEAD_WORD = pack_head(0, flags=Flag.AHEAD)
 
 
 _Fields = Callable[[int, int, int, int, int, int, int, int, int, int, int], None]
-
-
-def _record_writer(ring: RingWriter) -> _Fields:
-    """Returns what writes a record; a unit as :meth:`HookContext.unit_id` returns it.
-
-    Between two hooks the training displaces what the last one had in the caches, so that each Python
-    function is as slow as at its first call. This is one function; hooks of collectives have none.
-    """
-    next_slot, pack, records, mask = ring.slots
-    # A list that muting fills: of a bool, the closure would keep the value of before a fork
-    muted = ring.muted
-
-    # fmt: off
-    def write_record(t_ns: int, kind: int, op: int, phase: int, flags: int, group: int, unit: int,
-              a: int, b: int, c: int, d: int) -> None:
-        if not muted:
-            n = next_slot()
-            pack(records, (n & mask) * RECORD_SIZE, n, t_ns,
-                 kind | op << 8 | phase << 16 | flags << 24, group | unit, a, b, c, d, n)
-    # fmt: on
-
-    return write_record
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +87,22 @@ class HookContext:
     _units: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.write = _record_writer(self.ring)
+        # Between two hooks the training displaces what the last one had in the caches, so that
+        # each Python function is as slow as at its first call. This is one function; hooks of
+        # collectives have none.
+        next_slot, pack, records, mask = self.ring.slots
+        # A list that muting fills: of a bool, the closure would keep the value of before a fork
+        muted = self.ring.muted
+
+        # fmt: off
+        def write_record(t_ns: int, kind: int, op: int, phase: int, flags: int, group: int, unit: int,
+                  a: int, b: int, c: int, d: int) -> None:
+            if not muted:
+                n = next_slot()
+                pack(records, (n & mask) * RECORD_SIZE, n, t_ns,
+                     kind | op << 8 | phase << 16 | flags << 24, group | unit, a, b, c, d, n)
+        # fmt: on
+        self.write = write_record
 
     def is_apart(self) -> bool:
         """Returns whether the caller runs on another thread of the program than that of training.

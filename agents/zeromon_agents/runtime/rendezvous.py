@@ -130,15 +130,15 @@ class Rendezvous:
 
     def _run(self) -> None:
         with suppress(RuntimeError, OSError):  # the job and its store may end meanwhile
-            self._meet()
+            self._meet_nodes()
 
     def _note(self, sentence: str) -> None:
         """Tells the collector why nodes are missing."""
         with suppress(OSError):
             replace_file(self._run_dir / NOTE, sentence.encode())
 
-    def _meet(self) -> None:
-        store, node = rendezvous_store(), self._node()
+    def _meet_nodes(self) -> None:
+        store, node = rendezvous_store(), self._known_node()
         if store is None or node is None:
             return
         token = job_token(self._run_dir)
@@ -159,7 +159,7 @@ class Rendezvous:
             if self._stopping.wait(0.2 if time.monotonic() - start_seconds < 10 else 5.0):
                 return
 
-    def _node(self) -> dict[str, Any] | None:
+    def _known_node(self) -> dict[str, Any] | None:
         """Returns this node as soon as its collector listens; None without a collector or other nodes.
 
         On the first node the collector must also have named the run.

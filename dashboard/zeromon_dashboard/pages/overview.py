@@ -51,7 +51,7 @@ def content(view: Known) -> Page:
             },
             "findings": {
                 "children": [
-                    *_source_warnings(run),
+                    *[dmc.Alert(note, color="orange") for note in text.notes_of(run) if run.ranks],
                     *widgets.finding_list(run.findings[:3], len(run.findings)),
                 ]
             },
@@ -81,10 +81,6 @@ def _rank_spread_table(run: RunSnapshot) -> Any:
     heads = (f"{fleet.ranks:,} ranks", *SPREAD_HEADS)
     rows = [html.Tr([*map(html.Td, (metric.label, *values))]) for metric, values in spread_rows(fleet)]
     return dmc.Table([html.Thead(html.Tr([*map(html.Th, heads)])), html.Tbody(rows)])
-
-
-def _source_warnings(run: RunSnapshot) -> list[Any]:
-    return [dmc.Alert(note, color="orange") for note in text.notes_of(run) if run.ranks]
 
 
 def _exposed_time_card(run: RunSnapshot) -> Any:

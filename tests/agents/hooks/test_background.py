@@ -14,7 +14,8 @@ from zeromon.fold.fold import fold_event
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
 from zeromon.ring.buffer import RingWriter
-from zeromon.ring.events import Done, Flag, Issued, Op, Phase
+from zeromon.ring.codes import Flag, Op, Phase
+from zeromon.ring.events import Done, Issued
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import HookContext
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Heartbeat, Kind, decode_record
+from zeromon.ring.codes import Kind
+from zeromon.ring.events import Heartbeat, decode_record
 from zeromon_agents.hooks.calibration import measure_hook_cost
 from zeromon_agents.runtime.around import around
 from zeromon_agents.runtime.guard import Guard

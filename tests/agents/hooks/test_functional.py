@@ -21,7 +21,8 @@ from virtual_device import VirtualDevice
 
 from zeromon.readout.text import in_graphs
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Done, Issued, Op, Phase, Untimed, decode_record
+from zeromon.ring.codes import Op, Phase, Untimed
+from zeromon.ring.events import Done, Issued, decode_record
 from zeromon.snapshot import RankSnapshot
 from zeromon_agents.hooks import functional as functional_hooks
 from zeromon_agents.hooks.c10d import Collectives

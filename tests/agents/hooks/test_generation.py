@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Phase, PhaseSpan, decode_record
+from zeromon.ring.codes import Phase
+from zeromon.ring.events import PhaseSpan, decode_record
 from zeromon_agents.hooks.activities import FUNCTIONS, Activities
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.runtime.around import Patches

@@ -13,7 +13,8 @@ from torch import nn
 
 from zeromon.diagnosis.engine import advise
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Scalar, decode_record
+from zeromon.ring.codes import Scalar
+from zeromon.ring.events import decode_record
 from zeromon_agents.hooks.deepspeed.steps import EngineSteps
 from zeromon_agents.observe.batches import tensors_checksum
 from zeromon_agents.observe.scalars import Scalars, scalar_of

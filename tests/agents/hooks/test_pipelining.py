@@ -11,7 +11,8 @@ import torch
 from torch.distributed.pipelining import schedules, stage
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import StageAction, StageRun, decode_record
+from zeromon.ring.codes import StageAction
+from zeromon.ring.events import StageRun, decode_record
 from zeromon_agents.hooks.backend import Units
 from zeromon_agents.hooks.pipelining import MESSAGES, Pipelining
 from zeromon_agents.observe.step import Steps

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import AllocatedPeak, MemoryPeak, MemorySample, Oom, Phase, decode_record
+from zeromon.ring.codes import Phase
+from zeromon.ring.events import AllocatedPeak, MemoryPeak, MemorySample, Oom, decode_record
 from zeromon_agents.observe import accelerator, allocator
 from zeromon_agents.observe.accelerator import Accelerator
 from zeromon_agents.runtime.guard import Guard

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from zeromon.memory.seconds import token_flops, training_flops
-from zeromon.ring.events import Kind, Padding
+from zeromon.ring.codes import Kind, Padding
 from zeromon_agents.observe import model_metadata
 from zeromon_agents.observe.batches import Batches, sizes_of
 

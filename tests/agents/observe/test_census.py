@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from zeromon.ring.events import Role
+from zeromon.ring.codes import Role
 from zeromon_agents.observe.census import (
     Count,
     OnDisk,

@@ -15,17 +15,8 @@ import pytest
 from virtual_device import EPOCH_NS, Group, VirtualDevice
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import (
-    Done,
-    Flag,
-    Op,
-    Phase,
-    PhaseSpan,
-    Stall,
-    decode_record,
-    pack_head,
-    pack_place,
-)
+from zeromon.ring.codes import Flag, Op, Phase
+from zeromon.ring.events import Done, PhaseSpan, Stall, decode_record, pack_head, pack_place
 from zeromon_agents.observe import device_timer
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import Patches

@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from zeromon.ring.events import TrialState
+from zeromon.ring.codes import TrialState
 from zeromon.ring.trial_words import LEASE_SECONDS, MARGIN, REQUEST, WORDS, Change, Plan
 from zeromon_agents.observe import live_trials
 from zeromon_agents.observe.live_trials import CHANGES, Unfit, keep_gathered, prefetch_next

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Path as Way, Transfer, decode_record
+from zeromon.ring.codes import Path as Way
+from zeromon.ring.events import Transfer, decode_record
 from zeromon_agents.observe.offload import Disk, Transfers
 from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard

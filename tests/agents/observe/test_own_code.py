@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon_agents.observe import own_code
 from zeromon_agents.observe.own_code import OwnCode
 from zeromon_agents.runtime.hook_context import OFF, ON

@@ -10,7 +10,8 @@ import torch
 from support import Node, train_command
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Flag, Phase, PhaseSpan, Start, StepMark, decode_record, pack_head
+from zeromon.ring.codes import Flag, Phase
+from zeromon.ring.events import PhaseSpan, Start, StepMark, decode_record, pack_head
 from zeromon_agents.observe.process_metadata import process_start_ns
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.runtime.around import Patches

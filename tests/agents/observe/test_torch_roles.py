@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from zeromon.memory.reconcile import expected_rows, read_model_facts
-from zeromon.ring.events import Role
+from zeromon.ring.codes import Role
 from zeromon.snapshot.memory import RoleRow
 from zeromon_agents.observe.census import role_counts
 from zeromon_agents.observe.model_metadata import of_fsdp1, of_fsdp2, of_optimizer, of_replicated

@@ -12,7 +12,7 @@ import pytest
 from support import LAUNCH, Node, train_command
 
 from zeromon.base.errors import CaptureRefused
-from zeromon.ring.events import TraceState
+from zeromon.ring.codes import TraceState
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.step import Capture
 from zeromon.traces.diff import OF_CALLS, Change, diff_samples, samples_of

@@ -13,7 +13,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import GroupSequence, Op, Phase, decode_record
+from zeromon.ring.codes import Op, Phase
+from zeromon.ring.events import GroupSequence, decode_record
 from zeromon_agents.hooks import ddp
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import PAYLOADS, Group, describe_group, sequence_number, text_of

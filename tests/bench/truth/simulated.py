@@ -19,7 +19,8 @@ from typing import NamedTuple
 from scores import Case, Truth, Values
 
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import Dtype, Flag, Kind, Op, Phase, pack_head, pack_place
+from zeromon.ring.codes import Dtype, Flag, Kind, Op, Phase
+from zeromon.ring.events import pack_head, pack_place
 
 RANKS, STEPS, WINDOW = 3, 120, 20
 A_PHASE = 6

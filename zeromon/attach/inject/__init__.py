@@ -69,7 +69,28 @@ def inject_line(pid: int, code: str, has_begun: Callable[[], bool], *, by_gdb: b
     if by_gdb or not native:
         prove_gdb_works()
         return Injected("gdb", pid, gdb.execute_line(target, code, has_begun))
-    return _inject_from_thread(target, code)
+    # From a thread of ours: the kernel releases traced threads when their tracer ends
+    outcome: list[Injected | BaseException] = []
+
+    def trace_target() -> None:
+        try:
+            outcome.append(Injected(*parked.plant_code(target, code, resolve_target)))
+        except (AttachRefused, OSError) as error:
+            outcome.append(error)
+
+    tracer = threading.Thread(target=trace_target, daemon=True)
+    tracer.start()
+    tracer.join(_STOP_PATIENCE_SECONDS)
+    if not outcome:
+        raise AttachRefused(f"no thread of process {target.pid} could be stopped")
+    # Before OSError, its base class: a missing right is no process that has ended
+    if isinstance(outcome[0], PermissionError):
+        raise why_not_traced(target.pid) from outcome[0]
+    if isinstance(outcome[0], OSError):
+        raise AttachRefused(f"process {target.pid} has ended") from outcome[0]
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
 
 
 @cache
@@ -107,31 +128,6 @@ def _is_still_alive(child: subprocess.Popen[bytes]) -> bool:
     except subprocess.TimeoutExpired:
         return True
     return False
-
-
-def _inject_from_thread(target: Target, code: str) -> Injected:
-    """Runs *code* from a thread of ours: the kernel releases traced threads when their tracer ends."""
-    outcome: list[Injected | BaseException] = []
-
-    def trace_target() -> None:
-        try:
-            outcome.append(Injected(*parked.plant_code(target, code, resolve_target)))
-        except (AttachRefused, OSError) as error:
-            outcome.append(error)
-
-    tracer = threading.Thread(target=trace_target, daemon=True)
-    tracer.start()
-    tracer.join(_STOP_PATIENCE_SECONDS)
-    if not outcome:
-        raise AttachRefused(f"no thread of process {target.pid} could be stopped")
-    # Before OSError, its base class: a missing right is no process that has ended
-    if isinstance(outcome[0], PermissionError):
-        raise why_not_traced(target.pid) from outcome[0]
-    if isinstance(outcome[0], OSError):
-        raise AttachRefused(f"process {target.pid} has ended") from outcome[0]
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
 
 
 def resolve_target(pid: int) -> Target:

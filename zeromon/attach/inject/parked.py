@@ -139,7 +139,15 @@ def plant_code(target: Target, code: str, resolve: Callable[[int], Target]) -> t
     try:
         if resolve(target.pid) != target:
             raise replaced_error(target.pid)
-        _claim_padding(target, memory)
+        # The padding must be empty, or of an injection that has ended
+        content = os.pread(memory, target.room, target.padding)
+        if content.strip(b"\0") and not content.startswith(_MAGIC):
+            raise AttachRefused(f"something else has put code into process {target.pid}")
+        if not wait_until_true(lambda: not waits_for_interpreter(target.pid), 1.0):
+            raise AttachRefused(
+                f"an earlier attach still waits for the interpreter of process {target.pid}",
+                "C code holds its interpreter's lock; try again later. py-spy dump shows the stacks.",
+            )
         deadline = time.monotonic() + _TRIES_SECONDS
         while True:
             for thread in parked_threads(target):
@@ -148,29 +156,17 @@ def plant_code(target: Target, code: str, resolve: Callable[[int], Target]) -> t
                     role = "main" if thread.tid == target.pid else "helper"
                     return f"{role} thread in {_PARKED[thread.call]}", thread.tid, stopped
             # a pending call of one that waits would wait with it
-            stopped = (
-                _run_in_thread(target, memory, encoded, None)
-                if _main_thread_state(target.pid) == "R"
-                else 0
-            )
+            with open(f"/proc/{target.pid}/stat") as file:
+                state = file.read().rpartition(")")[2].split()[0]
+            if state in "ZX":
+                raise ProcessLookupError(errno.ESRCH, "it ended")
+            stopped = _run_in_thread(target, memory, encoded, None) if state == "R" else 0
             if stopped:
                 return "main thread, by a pending call", target.pid, stopped
             if time.monotonic() > deadline:
                 raise AttachRefused(f"no thread of process {target.pid} stayed parked long enough")
     finally:
         os.close(memory)
-
-
-def _claim_padding(target: Target, memory: int) -> None:
-    """The padding must be empty, or of an injection that has ended."""
-    content = os.pread(memory, target.room, target.padding)
-    if content.strip(b"\0") and not content.startswith(_MAGIC):
-        raise AttachRefused(f"something else has put code into process {target.pid}")
-    if not wait_until_true(lambda: not waits_for_interpreter(target.pid), 1.0):
-        raise AttachRefused(
-            f"an earlier attach still waits for the interpreter of process {target.pid}",
-            "C code holds its interpreter's lock; try again later. py-spy dump shows the stacks.",
-        )
 
 
 def parked_threads(target: Target) -> list[ParkedThread]:
@@ -183,7 +179,14 @@ def parked_threads(target: Target) -> list[ParkedThread]:
                 sightings[thread] += 1
         time.sleep(_GAP_SECONDS)
     maps = read_mappings(target.pid)
-    avoid = _lock_ranges(target, maps)
+    # Code in which a waiting thread may hold a lock that pthread_create needs
+    ranges = [
+        (mapping.start, mapping.end)
+        for mapping in maps
+        if "malloc" in mapping.path.rpartition("/")[2] or "/ld-linux" in mapping.path
+    ]
+    locks = (target.symbols.get(n) for n in ("__lll_lock_wait_private", "__lll_lock_wait"))
+    avoid = ranges + [(lock, lock + _LENGTH_OF_LOCK) for lock in locks if lock]
     steady = [
         thread
         for thread, times in sightings.items()
@@ -204,26 +207,6 @@ def _parked_call(pid: int, tid: int) -> ParkedThread | None:
     if len(fields) < 9 or int(fields[0]) not in _PARKED:
         return None
     return ParkedThread(tid, int(fields[0]), int(fields[7], 16), int(fields[8], 16))
-
-
-def _lock_ranges(target: Target, maps: list[Mapping]) -> list[tuple[int, int]]:
-    """Code in which a waiting thread may hold a lock that ``pthread_create`` needs."""
-    ranges = [
-        (mapping.start, mapping.end)
-        for mapping in maps
-        if "malloc" in mapping.path.rpartition("/")[2] or "/ld-linux" in mapping.path
-    ]
-    locks = (target.symbols.get(n) for n in ("__lll_lock_wait_private", "__lll_lock_wait"))
-    return ranges + [(lock, lock + _LENGTH_OF_LOCK) for lock in locks if lock]
-
-
-def _main_thread_state(pid: int) -> str:
-    """The state of the main thread, as in /proc; raises OSError for a process that has ended."""
-    with open(f"/proc/{pid}/stat") as file:
-        state = file.read().rpartition(")")[2].split()[0]
-    if state in "ZX":
-        raise ProcessLookupError(errno.ESRCH, "it ended")
-    return state
 
 
 def _run_in_thread(target: Target, memory: int, encoded: bytes, thread: ParkedThread | None) -> int:

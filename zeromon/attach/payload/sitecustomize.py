@@ -84,7 +84,12 @@ def _arm():
                     # Outside the try: an error of torch's own import must reach the script
                     original(module)
                     try:
-                        _load_agent(module, torch_from_ns[0])
+                        # From where `zeromon run` has it, whatever this environment has installed
+                        _load_package("zeromon", "ZEROMON_CORE")
+                        _load_package("zeromon_agents", "ZEROMON_AGENTS")
+                        import zeromon_agents.runtime.bootstrap
+
+                        zeromon_agents.runtime.bootstrap.install(module, torch_from_ns[0])
                     except BaseException as error:  # never the user's problem
                         _say("zeromon: this process is not watched (%r)" % (error,))
 
@@ -95,15 +100,6 @@ def _arm():
             return spec
 
     sys.meta_path.insert(0, Finder)
-
-
-def _load_agent(c10d, torch_from_ns):
-    """Loads the agent from where `zeromon run` has it, whatever this environment has installed."""
-    _load_package("zeromon", "ZEROMON_CORE")
-    _load_package("zeromon_agents", "ZEROMON_AGENTS")
-    import zeromon_agents.runtime.bootstrap
-
-    zeromon_agents.runtime.bootstrap.install(c10d, torch_from_ns)
 
 
 def _load_package(name, variable):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypedDict
 from zeromon.base.units import human_ratio, human_seconds
 from zeromon.diagnosis.rule import as_number, setting_of
 from zeromon.memory.plan import shorter_step_by
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.ring.strategy import MODEL_PARALLEL, Dim, Framework, Strategy, dim_by_name
 from zeromon.snapshot import CollectiveStatsRow, Pool, RankSnapshot, RunSnapshot
 from zeromon.snapshot.finding import ConfigFormat

@@ -9,7 +9,7 @@ from zeromon.diagnosis.rule import ANY, Match, Waits, as_number, rule
 from zeromon.diagnosis.rules.common import MIB, MIN_SHARE, Gain, exposed_seconds, phase_time
 from zeromon.diagnosis.rules.loop import find_slow_steps
 from zeromon.readout.breakdown import PART_NAMES, from_storage, launch_text, load_parts, pace, rank_parts
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot
 from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.focus import MIN_STEPS, worst_rank

@@ -11,7 +11,7 @@ from zeromon.diagnosis.rule import Match, Waits, lacks_cpus, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE, Gain
 from zeromon.readout.breakdown import PART_NAMES, rank_parts, step_parts
 from zeromon.readout.text import busiest_line
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot, StepSummary
 from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.focus import MIN_STEPS
@@ -162,9 +162,17 @@ def slow_steps(run: RunSnapshot) -> Iterable[Match]:
     """Single steps take far longer than the usual one, and the loop tells why. Reported once."""
     pauses = max(filter(None, map(_find_pauses, run.ranks)), key=lambda p: p.share, default=None)
     if pauses is not None and not _pause_together(run, pauses):
-        yield Match(
-            _pauses_text(pauses), pauses.rank, waits=Waits(pauses.share, LATE, pauses.rank, excess=True)
+        rhythm = f"in {len(pauses.steps)} steps"
+        if pauses.is_regular:
+            rhythm = f"about every {statistics.median(_step_gaps(pauses.steps)):.0f} steps"
+        does = "saves a checkpoint" if pauses.phase == "checkpoint" else "pauses"
+        detail = "" if pauses.phase == "checkpoint" else f" ({PART_NAMES[pauses.phase]})"
+        evidence = (
+            f"{does} for {human_seconds(pauses.seconds)} {rhythm}{detail} since step "
+            f"{human_count(pauses.steps[0])}, {human_ratio(pauses.share)} of the time; "
+            "the other ranks wait"
         )
+        yield Match(evidence, pauses.rank, waits=Waits(pauses.share, LATE, pauses.rank, excess=True))
         return
     slow_ranks = [(rank, slow) for rank in run.ranks if (slow := find_slow_steps(rank)) is not None]
     rank, slow = max(slow_ranks, key=lambda pair: pair[1].lost_seconds, default=(None, None))
@@ -216,7 +224,17 @@ def _find_pauses(rank: RankSnapshot) -> Pauses | None:
     long = [index for index, nanoseconds in enumerate(busy_ns) if nanoseconds > min_ns]
     if not _MIN_PAUSES <= len(long) <= (len(busy_ns) - long[0]) / 2:  # more often: late, no pauses
         return None
-    numbers = _without_stray(_with_untimed(later, tuple(steps[index].step for index in long)))
+    paused = tuple(steps[index].step for index in long)
+    # Every eighth step is untimed, which hides each second pause of some rhythms: the untimed
+    # steps that took as long count, where all together are evenly spaced
+    took = [step.end_ns - step.start_ns for step in later if step.step in set(paused)]
+    untimed = [s.step for s in later if not s.timed and s.end_ns - s.start_ns >= min(took)]
+    together = tuple(sorted((*paused, *untimed)))
+    numbers = together if _is_regular(together) else paused
+    gaps = _step_gaps(numbers)
+    # A first one far ahead of the rhythm is a slow step when training starts
+    if len(numbers) > _STEADY and gaps[0] > _FAR_AHEAD * statistics.median(gaps):
+        numbers = numbers[1:]
     pause = statistics.median(busy_ns[index] - usual_ns for index in long)
     # Of a pause in an untimed step only the number is known: it counts as the timed ones do
     lost = sum(busy_ns[index] - usual_ns for index in long) * len(numbers) / len(long)
@@ -233,25 +251,7 @@ def _find_pauses(rank: RankSnapshot) -> Pauses | None:
     return Pauses(rank.rank, numbers, pause / 1e9, share, cause, is_regular)
 
 
-def _with_untimed(steps: Sequence[StepSummary], paused: tuple[int, ...]) -> tuple[int, ...]:
-    """*paused*, and the untimed steps that took as long, where both together are evenly spaced.
-
-    Every eighth step is untimed, which hides each second pause of some rhythms.
-    """
-    took = [step.end_ns - step.start_ns for step in steps if step.step in set(paused)]
-    untimed = [s.step for s in steps if not s.timed and s.end_ns - s.start_ns >= min(took)]
-    together = tuple(sorted((*paused, *untimed)))
-    return together if _is_regular(together) else paused
-
-
 _FAR_AHEAD = 1.5
-
-
-def _without_stray(paused: tuple[int, ...]) -> tuple[int, ...]:
-    """*paused* without a first one far ahead of the rhythm, as of a slow step when training starts."""
-    gaps = _step_gaps(paused)
-    is_stray = len(paused) > _STEADY and gaps[0] > _FAR_AHEAD * statistics.median(gaps)
-    return paused[1:] if is_stray else paused
 
 
 def _step_gaps(steps: Sequence[int]) -> list[int]:
@@ -273,19 +273,6 @@ def _pause_together(run: RunSnapshot, pauses: Pauses) -> bool:
     peers = [p for rank in run.ranks if rank.rank != pauses.rank and (p := _find_pauses(rank))]
     return len(run.ranks) < 2 or any(
         len(set(p.steps) & set(pauses.steps)) > len(pauses.steps) / 2 for p in peers
-    )
-
-
-def _pauses_text(pauses: Pauses) -> str:
-    """``pauses for 1.0 s about every 20 steps (since step 61)``, and where."""
-    rhythm = f"in {len(pauses.steps)} steps"
-    if pauses.is_regular:
-        rhythm = f"about every {statistics.median(_step_gaps(pauses.steps)):.0f} steps"
-    does = "saves a checkpoint" if pauses.phase == "checkpoint" else "pauses"
-    detail = "" if pauses.phase == "checkpoint" else f" ({PART_NAMES[pauses.phase]})"
-    return (
-        f"{does} for {human_seconds(pauses.seconds)} {rhythm}{detail} since step "
-        f"{human_count(pauses.steps[0])}, {human_ratio(pauses.share)} of the time; the other ranks wait"
     )
 
 

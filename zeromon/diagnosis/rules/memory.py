@@ -33,7 +33,12 @@ def oom_risk(run: RunSnapshot) -> Iterable[Match]:
             if severity is None:
                 continue
             reported_host = reported_host or of_host
-            engines = _engines_that_grow(run, rank, risk)
+            # The living engines of the rank, where what several of them hold is half of a growth
+            living_engines = sum(not engine.dropped for engine in rank.config.engines)
+            ranks = run.ranks if risk.pool == Pool.HOST else [rank]
+            grown = sum(max(0, row.grown_bytes) for peer in ranks for row in peer.memory.roles)
+            is_theirs = risk.cause == RiskCause.GROWTH and grown >= risk.grown_bytes / 2
+            engines = living_engines if living_engines > 1 and is_theirs else 0
             engine_note = (
                 f"; {engines} DeepSpeed engines are alive, each with its state" if engines else ""
             )
@@ -42,15 +47,6 @@ def oom_risk(run: RunSnapshot) -> Iterable[Match]:
                 remedy = _DESTROYED if engines else _KEEP_LESS
             evidence = risk_text(risk, rank) + (engine_note or _what_else_grows(risk, rank))
             yield Match(evidence, rank.rank, remedy, severity)
-
-
-def _engines_that_grow(run: RunSnapshot, rank: RankSnapshot, risk: Risk) -> int:
-    """The living engines of *rank*, where what several of them hold is half of a growth; else 0."""
-    living_engines = sum(not engine.dropped for engine in rank.config.engines)
-    ranks = run.ranks if risk.pool == Pool.HOST else [rank]
-    grown = sum(max(0, row.grown_bytes) for peer in ranks for row in peer.memory.roles)
-    is_theirs = risk.cause == RiskCause.GROWTH and grown >= risk.grown_bytes / 2
-    return living_engines if living_engines > 1 and is_theirs else 0
 
 
 _DESTROYED = Remedy(

@@ -20,7 +20,7 @@ from zeromon.diagnosis.rules.common import (
 )
 from zeromon.memory.forecast import host_capacity_bytes
 from zeromon.memory.reconcile import host_model_bytes
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Framework, deepspeed_strategy
 from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot, Severity

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from zeromon.base.units import human_count
 from zeromon.diagnosis.rule import Match, as_number, rule, setting_of
 from zeromon.diagnosis.rules.common import AVERAGED, OF_ITERABLE
-from zeromon.ring.events import Scalar
+from zeromon.ring.codes import Scalar
 from zeromon.ring.strategy import Dim, Framework, dim_by_name
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity, StepSummary
 from zeromon.snapshot.finding import ConfigFormat, Remedy
@@ -106,7 +106,9 @@ def grad_norm_spikes(run: RunSnapshot) -> Iterable[Match]:
         return
     rank, jumps = max(spiked, key=lambda pair: len(pair[1]))
     jump = jumps[-1]
-    limit = _clipping_limit(rank)
+    # By DeepSpeed, or by the script
+    clip_norm = as_number(setting_of(rank, "gradient_clipping")) or rank.config.process.get("clip_norm")
+    limit = float(clip_norm) if clip_norm else None
     clips = "clipping unknown" if limit is None else f"clipped to {limit:g}"
     yield Match(
         f"the gradient norm was {jump.norm:.3g} in step {jump.step}, "
@@ -116,12 +118,6 @@ def grad_norm_spikes(run: RunSnapshot) -> Iterable[Match]:
         _calmer_remedy(rank, limit, jump.median),
         NORM_SPIKE.severity_of_cost(jump.deviations) if len(jumps) > 1 else None,
     )
-
-
-def _clipping_limit(rank: RankSnapshot) -> float | None:
-    """Returns the limit of the norm: by DeepSpeed, or by the script; None without a limit."""
-    limit = as_number(setting_of(rank, "gradient_clipping")) or rank.config.process.get("clip_norm")
-    return float(limit) if limit else None
 
 
 def _calmer_remedy(rank: RankSnapshot, limit: float | None, median: float) -> Remedy:

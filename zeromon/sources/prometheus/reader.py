@@ -185,7 +185,14 @@ class Reader:
         )
         reading = Reading(samples_by_rank([*columns, *(details[0] if details else ())], rates))
         reading.facts, reading.others = dedupe_jobs(reading.facts)
-        self._note_silent(reading, rates, at)
+        # The server still returns an old last sample of a rank that is silent
+        offset = self.server.offset
+        times = {key_of(s.labels): s.value - offset for s in rates if s.labels.get("of") == "seen"}
+        reading.seen = max(times.values(), default=time.time() if at is None else at)
+        for key in reading.facts:
+            age = reading.seen - times.get(key, reading.seen)
+            if age > self._silence_limit:
+                reading.silent[key] = age
         ids = {key.rank for key in reading.facts}
         stale = {key for key in map(key_of, (s.labels for s in lost)) if key is not None}
         stale = {key for key in stale if key.rank not in ids and key.instance not in reading.others}
@@ -243,16 +250,6 @@ class Reader:
                 self._node_names.setdefault(address, "")
 
     # ---- ranks without new samples ---------------------------------------------------------------
-
-    def _note_silent(self, reading: Reading, rates: Iterable[Sample], at: float | None) -> None:
-        """Notes the ranks whose last sample is old although the server still returns it."""
-        offset = self.server.offset
-        times = {key_of(s.labels): s.value - offset for s in rates if s.labels.get("of") == "seen"}
-        reading.seen = max(times.values(), default=time.time() if at is None else at)
-        for key in reading.facts:
-            age = reading.seen - times.get(key, reading.seen)
-            if age > self._silence_limit:
-                reading.silent[key] = age
 
     def _add_stale(self, reading: Reading, stale: set[Key], at: float | None) -> None:
         """Adds the ranks *stale*, which have no sample now, with their last samples."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.step import IDLE, SKIPPED, UNTIMED
 
@@ -60,8 +60,9 @@ def row_of(rank: int, step: StepSummary, wall_minus_mono_ns: int) -> Row:
         [ns // 1000 if ns > 0 else 0 for ns in (*durations, *_NO_PHASES)[: len(_PHASES)]]
         for durations in (step.phase_ns, step.phase_exposed_ns)
     )
+    untimed = not step.timed and not step.idle
     return (
-        rank, step.step, 1, _flags_of(step),
+        rank, step.step, 1, IDLE * step.idle | SKIPPED * step.skipped | UNTIMED * untimed,
         (step.start_ns + wall_minus_mono_ns) // 1000, _ns_to_us(step.end_ns - step.start_ns),
         *phases[_FIRST], _ns_to_us(step.communication_ns) if step.communication_ns >= 0 else -1,
         _ns_to_us(step.exposed_ns),
@@ -70,11 +71,6 @@ def row_of(rank: int, step: StepSummary, wall_minus_mono_ns: int) -> Row:
         *exposed[_FIRST], *phases[_SECOND], *exposed[_SECOND], *phases[_THIRD], *exposed[_THIRD],
         step.loss, step.grad_norm, step.learning_rate, _or_none(step.samples), _or_none(step.tokens),
     )  # fmt: skip
-
-
-def _flags_of(step: StepSummary) -> int:
-    untimed = not step.timed and not step.idle
-    return IDLE * step.idle | SKIPPED * step.skipped | UNTIMED * untimed
 
 
 def _or_none(count: int) -> float | None:

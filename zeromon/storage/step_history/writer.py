@@ -162,23 +162,20 @@ class Writer:
         """Rank -> start of its newest row."""
         self._number = 0
         with os_errors_as(HistoryError, f"write {folder}"):
-            self._resume_history()
-
-    def _resume_history(self) -> None:
-        """Continues where an earlier writer ended. A record that it wrote in part is cut off."""
-        # A writer that is killed leaves the temporary file of its conversion
-        for path in self.folder.glob(".*"):
-            path.unlink(missing_ok=True)
-        by_number = seg_files(self.folder)
-        self._number = max(by_number, default=0) or 1
-        if by_number.get(self._number, Path()).suffix == ".parquet":
-            self._number += 1
-        for number, path in by_number.items():
-            if path.suffix == ".log" and number != self._number:
-                self._to_parquet(path)  # its writer ended before it closed this log
-        for rank, start in last_row_starts(self.folder).items():
-            self._last[rank] = start
-        self._open_log()
+            # Continues where an earlier writer ended; a record that it wrote in part is cut off.
+            # A writer that is killed leaves the temporary file of its conversion
+            for path in self.folder.glob(".*"):
+                path.unlink(missing_ok=True)
+            by_number = seg_files(self.folder)
+            self._number = max(by_number, default=0) or 1
+            if by_number.get(self._number, Path()).suffix == ".parquet":
+                self._number += 1
+            for number, path in by_number.items():
+                if path.suffix == ".log" and number != self._number:
+                    self._to_parquet(path)  # its writer ended before it closed this log
+            for rank, start in last_row_starts(self.folder).items():
+                self._last[rank] = start
+            self._open_log()
 
     def _open_log(self) -> None:
         path = self.folder / f"{self._number:06}.log"

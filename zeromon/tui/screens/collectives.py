@@ -156,10 +156,12 @@ class SpanLanes(TimeAxis):
         first_ns = last_ns - round(self.shown_seconds() * 1e9)
         axis = drawn.Axis(first_ns, last_ns, max(8, width - label))
         margin = (" " * label, "")
-        foot = self._lines_at_foot(model, width)
+        foot, rank = self._lines_at_foot(model, width), self.rank()
+        steps = [(s.step, s.begin_ns, s.end_ns) for s in self.lanes.steps if s.rank == rank]
+        numbers = drawn.draw_step_numbers(steps, first_ns, last_ns, axis.width)
         shown_lines: list[Line] = [
             [margin, *_draw_axis_ruler(axis, extent[0])],
-            [(fit("step", label), "dim"), *_draw_step_numbers(self.lanes, self.rank(), axis)],
+            [(fit("step", label), "dim"), *numbers],
             [margin, *drawn.draw_span_pointer(self.selected, axis)],
         ]
         max_rows = height - len(shown_lines) - len(foot)
@@ -210,11 +212,6 @@ def _draw_axis_ruler(axis: drawn.Axis, zero_ns: int) -> Line:
     return drawn.draw_ruler(
         axis.first_ns, axis.last_ns, axis.width, lambda at: human_seconds((at - zero_ns) / 1e9)
     )
-
-
-def _draw_step_numbers(lanes: Lanes, rank: int | None, axis: drawn.Axis) -> Line:
-    steps = [(s.step, s.begin_ns, s.end_ns) for s in lanes.steps if s.rank == rank]
-    return drawn.draw_step_numbers(steps, axis.first_ns, axis.last_ns, axis.width)
 
 
 SPANS: Columns[LaneSpan] = tuple(Column(name, attrgetter(name)) for name in LaneSpan.__slots__)

@@ -45,7 +45,7 @@ class Logs(View):
         """The log."""
         yield Page("notes", id="notes")
 
-    def _notes(self, model: ViewModel) -> list[LogEntry]:
+    def _matching_notes(self, model: ViewModel) -> list[LogEntry]:
         return [note for note in events_and_marks(model) if self._text.lower() in note.text.lower()]
 
     def draw(self, model: ViewModel) -> None:
@@ -56,7 +56,7 @@ class Logs(View):
             page.border_title = clean(reply.output.path if reply.output is not None else "output")
             page.show(lambda width: output_lines(reply, filter_text, width), follow=True)
             return
-        notes = self._notes(model)
+        notes = self._matching_notes(model)
         page.border_title = "notes"
         page.show(lambda width: note_lines(notes, width), follow=True)
 
@@ -89,7 +89,7 @@ class Logs(View):
 
     def sheet(self, model: ViewModel) -> TableExport[Any]:
         """The entries that match."""
-        return TableExport("notes", NOTES, self._notes(model))
+        return TableExport("notes", NOTES, self._matching_notes(model))
 
 
 def events_and_marks(model: ViewModel) -> list[LogEntry]:

@@ -175,7 +175,10 @@ def allocator_lines(rank: RankSnapshot, options: DisplayOptions, width: int) -> 
             ("allocated", memory.allocated_bytes, "s2"), ("active", memory.active_bytes, "s0"),
             ("reserved", memory.reserved_bytes, "s1"),
         ):  # fmt: skip
-            rows.append(_level_bar(name, nbytes, scale, tone, options, width))
+            bar = draw_gauge(max(0, nbytes), scale, max(4, width - 26), tone, letters=options.letters)
+            rows.append(
+                [(fit(name, 15), "dim"), *bar, (fit(human_bytes(nbytes), 11, right=True), "bold")]
+            )
         slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
         share = slack / memory.reserved_bytes if memory.reserved_bytes > 0 else None
         split = memory.inactive_split_bytes
@@ -223,10 +226,3 @@ def _host_lines(rank: RankSnapshot) -> list[Line]:
 
 def _fact_row(name: str, value: str, tone: str = "") -> Line:
     return [(fit(name, 15), "dim"), (value, tone)]
-
-
-def _level_bar(
-    name: str, nbytes: int, scale: int, tone: str, options: DisplayOptions, width: int
-) -> Line:
-    bar = draw_gauge(max(0, nbytes), scale, max(4, width - 26), tone, letters=options.letters)
-    return [(fit(name, 15), "dim"), *bar, (fit(human_bytes(nbytes), 11, right=True), "bold")]

@@ -15,7 +15,6 @@ from zeromon.readout.text import finding_text, notes_of
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import most_exposed_of
 from zeromon.snapshot.levels import EXPOSED
-from zeromon.snapshot.run import Fleet
 from zeromon.tui import status_text
 from zeromon.tui.columns import DisplayOptions, TableExport
 from zeromon.tui.drawing import LETTERS, chart_drawer, stacked_bar
@@ -69,7 +68,11 @@ class Overview(View):
         bars = self.query_one("#bars", Panel)
         fleet = model.run.fleet
         if fleet is not None:
-            table = spread_lines(fleet, max(4, height - 20))
+            head: Line = [(fit(name, 10, right=True), "title") for name in SPREAD_HEADS]
+            table: list[Line] = [[(fit("", 22), ""), *head]]
+            for figure, values in spread_rows(fleet)[: max(4, height - 20) - 1]:
+                cells = ((fit(value, 10, right=True), "") for value in values)
+                table.append([(fit(figure.title, 22), "dim"), *cells])
             bars.styles.height = len(table) + 2
             bars.show(
                 lambda width, _h: [cut_line(row, width) for row in table],
@@ -143,16 +146,6 @@ def _join_legend(keys: Sequence[str], options: DisplayOptions, names: Mapping[st
         sign = LETTERS[key] if options.letters else "■"
         spans += [(f"{sign} ", key), (names[key] + _GAP, "dim")]
     return spans
-
-
-def spread_lines(fleet: Fleet, limit: int) -> list[Line]:
-    """How the figures of all ranks spread, one figure per line."""
-    head: Line = [(fit(name, 10, right=True), "title") for name in SPREAD_HEADS]
-    rows: list[Line] = [[(fit("", 22), ""), *head]]
-    for figure, values in spread_rows(fleet)[: limit - 1]:
-        cells = ((fit(value, 10, right=True), "") for value in values)
-        rows.append([(fit(figure.title, 22), "dim"), *cells])
-    return rows
 
 
 def note_lines(run: RunSnapshot) -> list[Line]:

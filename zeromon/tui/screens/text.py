@@ -77,5 +77,5 @@ def trace_analysis_text(model: ViewModel) -> str:
     if capture is None:
         return "no trace was taken of this run: t takes one of the next two steps"
     if capture.is_open:
-        return capture_text(capture, max((rank.steps.last_step for rank in model.run.ranks), default=0))
+        return capture_text(capture, model.run.last_step)
     return capture_report(capture, read_analysis_result(Path(capture.folder)))

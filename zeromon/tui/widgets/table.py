@@ -109,19 +109,19 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self.rows = sort_rows(self.columns, self._given, self.order, down=self.down)
         keys = self._key
         at = next((i for i, row in enumerate(self.rows) if keys(row) == self._at), self.cursor)
-        self._place(at)
-        size = Size(self._width, len(self.rows) + 1)
+        self._place_cursor(at)
+        size = Size(self._inner_width, len(self.rows) + 1)
         if size != self.virtual_size:
             self.virtual_size = size
         self.refresh()
 
-    def _place(self, at: int) -> None:
+    def _place_cursor(self, at: int) -> None:
         self.cursor = min(max(0, at), max(0, len(self.rows) - 1))
         # Without rows the key stays: when a filter is cleared, the cursor is on its row again
         self._at = self._key(self.rows[self.cursor]) if self.rows else self._at
 
     @property
-    def _width(self) -> int:
+    def _inner_width(self) -> int:
         """The width without the scrollbar."""
         return self.scrollable_content_region.width
 
@@ -132,7 +132,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
 
     def _columns_on_screen(self) -> list[tuple[Column[Row], int]]:
         chosen = tuple(c for c in self.columns if c.name not in self.hidden)
-        return fit_columns(chosen or self.columns, self._width)
+        return fit_columns(chosen or self.columns, self._inner_width)
 
     def hide_columns(self, names: frozenset[str]) -> None:
         """Leaves the columns *names* out."""
@@ -155,7 +155,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
 
     def _move_cursor_to(self, at: int) -> None:
         old_row = self.cursor
-        self._place(at)
+        self._place_cursor(at)
         page_rows = max(1, self.size.height - 1)
         top = int(self.scroll_offset.y)
         if self.cursor < top:
@@ -246,7 +246,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         return paint.cursor.strip(spans, paint.width)
 
     def _prepare_paint(self) -> _Paint[Row]:
-        background, width = background_of_app(self.app), self._width
+        background, width = background_of_app(self.app), self._inner_width
         return _Paint(
             width=width, top=int(self.scroll_offset.y), background=background, focused=self.has_focus,
             columns=self._columns_on_screen(), plain=cached_palette(self.rich_style, background),

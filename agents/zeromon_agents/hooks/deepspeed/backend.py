@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from zeromon.ring.events import Path
+from zeromon.ring.codes import Path
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services
 from zeromon_agents.hooks.deepspeed.steps import Engine, Engines, EngineSteps, Gathers
 from zeromon_agents.observe import accelerator

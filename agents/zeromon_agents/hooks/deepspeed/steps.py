@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from zeromon.ring.events import Flag, Kind, Outcome, Path, UnitEvent, float_bits
+from zeromon.ring.codes import Flag, Kind, Outcome, Path, UnitEvent
+from zeromon.ring.events import float_bits
 from zeromon.ring.model_metadata import PERSISTENT, ModelMetadata
 from zeromon.ring.strategy import Offload, Strategy, deepspeed_strategy
 from zeromon_agents.hooks.backend import Services
@@ -112,7 +113,15 @@ class Engines:
         record = self._engines.get(id(engine))
         # Another engine may have the address of a deleted one
         if record is None or record.ref() is not engine:
-            record = self._register(engine)
+            key = id(engine)
+            # Else modules of a deleted engine at this address would pass for those of this one
+            self._forget_engine(key)
+            self._count += 1
+            record = Engine(self._count, engine, lambda _: self._forget_engine(key))
+            self._engines[key] = record
+            if record.stage == 3:
+                self._name_units(engine, record)
+            self._write_metadata(engine, record)
         return record
 
     def by_optimizer(self, optimizer: Any) -> Engine | None:
@@ -132,19 +141,7 @@ class Engines:
         """Returns what is known of *module*; its unit is 0 without parameters."""
         return self._modules.get(id(module), _NONE)
 
-    def _register(self, engine: Any) -> Engine:
-        key = id(engine)
-        # Else modules of a deleted engine at this address would pass for those of this one
-        self._forget(key)
-        self._count += 1
-        record = Engine(self._count, engine, lambda _: self._forget(key))
-        self._engines[key] = record
-        if record.stage == 3:
-            self._name_units(engine, record)
-        self._write_metadata(engine, record)
-        return record
-
-    def _forget(self, key: int) -> None:
+    def _forget_engine(self, key: int) -> None:
         dropped = self._engines.pop(key, None)
         if dropped is not None:
             self._dropped.append(dropped)
@@ -355,7 +352,12 @@ class Gathers:
         # This runs at the release of each module; where nothing of it is gathered, no status is read
         if not unit or self._gathered.keys().isdisjoint(ds_ids):
             return
-        if self._subtract_partitioned(module):
+        freed = 0
+        for param in own_parameters(module):
+            if param.ds_status == self.not_available:
+                freed += self._gathered.pop(param.ds_id, 0)
+        self._gathered_bytes -= freed
+        if freed > 0:
             # fmt: off
             self._context.write(time.monotonic_ns(), Kind.UNIT, UnitEvent.RESHARD,
                                 self._context.phase, 0, 0, unit, 0, -1, 0, self._gathered_bytes)
@@ -380,15 +382,6 @@ class Gathers:
             self._gathered_bytes += nbytes - self._gathered.get(param.ds_id, 0)
             self._gathered[param.ds_id] = nbytes
         return total
-
-    def _subtract_partitioned(self, module: Any) -> bool:
-        """Subtracts what *module* has partitioned; returns whether that was anything."""
-        freed = 0
-        for param in own_parameters(module):
-            if param.ds_status == self.not_available:
-                freed += self._gathered.pop(param.ds_id, 0)
-        self._gathered_bytes -= freed
-        return freed > 0
 
 
 _NEW = (1, 2)
@@ -486,7 +479,12 @@ class EngineSteps:
             outcome = Outcome.SKIPPED if was_skipped else Outcome.APPLIED
             self._write_precision(engine, number)
             if outcome is Outcome.APPLIED:
-                self._add_updated(engine)
+                # Adds the copy of stages 1 and 2 that brings the updated shard back to the device
+                record = self._engines.of(engine)
+                if record.offloads_optimizer and record.stage in (1, 2):
+                    name = "param_buffer_of_bit16_for_cpu_offload_groups"
+                    buffers = getattr(engine.optimizer, name, None) or ()
+                    self._transfers.add(Path.HOST_TO_DEVICE, sum(buffer.nbytes for buffer in buffers))
         self._steps.engine_step_ends(outcome, number, int(getattr(engine, "global_steps", 0)))
 
     def _write_precision(self, engine: Any, number: int) -> None:
@@ -503,11 +501,3 @@ class EngineSteps:
         self._context.emit(
             Kind.PRECISION, float_bits(scale), hysteresis, bits, norm is not None, group=number
         )
-
-    def _add_updated(self, engine: Any) -> None:
-        """Adds the copy of stages 1 and 2 that brings the updated shard back to the device."""
-        record = self._engines.of(engine)
-        if record.offloads_optimizer and record.stage in (1, 2):
-            name = "param_buffer_of_bit16_for_cpu_offload_groups"
-            buffers = getattr(engine.optimizer, name, None) or ()
-            self._transfers.add(Path.HOST_TO_DEVICE, sum(buffer.nbytes for buffer in buffers))

@@ -13,7 +13,7 @@ from zeromon.base.errors import RuleNotFound
 from zeromon.base.units import human_count
 from zeromon.diagnosis.rule import find_page
 from zeromon.readout.text import rank_prefix, silent_for
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.snapshot import (
     CollectiveStatsRow,
     Finding,

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from zeromon.readout.figures import FIELD_OF_METRIC, MEMORY, ON_NODES
-from zeromon.ring.events import Phase
+from zeromon.ring.codes import Phase
 from zeromon.snapshot.run import Fleet, FleetNode, Spread
 from zeromon.snapshot.step import UNTIMED
 from zeromon.sources.prometheus.client import Line, Sample
