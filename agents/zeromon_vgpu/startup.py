@@ -79,9 +79,9 @@ def load_libraries(folder: Path) -> None:
 
 
 def adapt_torch(torch: Any) -> None:
-    """Turns off what the device has no model of, and adds what the variables ask for."""
-    turn_off_cudnn(torch)
+    """Adds what the variables ask for."""
     if os.environ.get("VGPU_ARITHMETIC"):
+        turn_off_cudnn(torch)
         from zeromon_vgpu.arithmetic_mode import Arithmetic
 
         Arithmetic().__enter__()
@@ -92,7 +92,7 @@ def adapt_torch(torch: Any) -> None:
 
 
 def turn_off_cudnn(torch: Any) -> None:
-    """Leaves convolutions and attention to torch's own kernels, also where a script asks for cuDNN."""
+    """Leaves convolutions and attention to torch's own operators, which the CPU has too."""
     from torch.nn import attention
 
     torch.backends.cudnn.enabled = False
