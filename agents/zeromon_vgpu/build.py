@@ -58,7 +58,7 @@ def cuda_version(torch: Path) -> int:
 
 
 def cudnn_version(torch: Path) -> int:
-    """Returns the version of cuDNN that a wheel names, such as 92000 for 9.20.0; 9.20 if it names none."""
+    """Returns the version of cuDNN that a wheel names, such as 92000 for 9.20.0; else 9.20."""
     metadata = next(torch.parent.glob("torch-*.dist-info/METADATA"), None)
     match = metadata and re.search(r"nvidia-cudnn-cu\d+==(\d+)\.(\d+)\.(\d+)", metadata.read_text())
     major, minor, patch = map(int, match.groups()) if match else (9, 20, 0)
@@ -71,7 +71,8 @@ def _compile_source(source: str, objects: Path, versions: list[str]) -> Path:
     if target.exists() and target.stat().st_mtime > changed:
         return target
     hidden = [] if source in MODEL else ["-fvisibility=hidden"]
-    command = ["g++", *FLAGS, *hidden, *versions, "-c", str(SOURCES / f"{source}.cpp"), "-o", str(target)]
+    command = ["g++", *FLAGS, *hidden, *versions, "-c", str(SOURCES / f"{source}.cpp")]
+    command += ["-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{source}.cpp does not compile:\n{done.stderr}")

@@ -166,8 +166,8 @@ double dimension(const Tensor& tensor, std::size_t from_last) {
 // Operations of a graph, and what they read and write of the device's memory.
 struct Work {
   double flops = 0, bytes = 0, head_size = 0;
-  int type = f32,
-      products = 0;  // the type of the first product's operand; products beside a convolution
+  int type = f32;    // of the operands of the first product
+  int products = 0;  // beside a convolution
   bool causal = false;
   std::unique_ptr<Convolution> convolution;
 };

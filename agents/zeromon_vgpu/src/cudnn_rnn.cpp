@@ -39,40 +39,42 @@ double weights(const Recurrent& rnn) {
   return elements;
 }
 
-// Of one step of a layer and direction: what a backward reads again are the gates, the output and the
-// cell.
+// Elements of a step, layer and direction that a backward reads: gates, output and cell.
 double kept_elements(const Recurrent& rnn) {
   return rnn.gates() * rnn.hidden + rnn.output() + (rnn.mode == kLstm ? rnn.hidden : 0);
 }
 
-// Products of a whole sequence with the input matrices, then one product after the other with the
-// recurrent ones: a kernel a step, unless the algorithm keeps the weights in one kernel.
-void run_layer(const Handle* handle, const Recurrent& rnn, const Sequences& x, int layer,
-               double passes) {
-  bool tensor_cores = has_tensor_cores(rnn.type) && rnn.math != 3;
-  double speed = product_speed(rnn.type, tensor_cores), element = element_bytes(rnn.type);
-  vgpu::Stream* stream = vgpu::stream_of(handle->stream);
-  double columns = rnn.gates() * rnn.hidden;
-  for (int direction = 0; direction < rnn.directions; ++direction) {
-    vgpu::Call call("cudaLaunchKernel", 211);
-    vgpu::launch(stream, "sm90_xmma_gemm_rnn_inputs_vgpu",
-                 vgpu::product_cost(passes * x.steps, columns, rnn.input_of(layer), 1, speed, element,
-                                    stream->device));
-    vgpu::Cost step = vgpu::product_cost(x.steps / std::max(x.longest, 1), columns, rnn.output(), 1,
-                                         speed, element, stream->device);
-    vgpu::Cost all = step;
-    double seconds = static_cast<double>(step.duration) * passes * x.longest;
-    if (rnn.algorithm) seconds -= vgpu::machine().kernel_ns * (passes * x.longest - 1);
-    all.duration = static_cast<vgpu::Time>(std::max(seconds, vgpu::machine().kernel_ns));
-    all.bytes = static_cast<std::int64_t>(static_cast<double>(step.bytes) * passes * x.longest);
-    all.tensor_seconds *= passes * x.longest;
-    vgpu::launch(stream, rnn.algorithm ? "RNN_blockPersist_vgpu" : "RNN_steps_vgpu", all);
-  }
+// All recurrent products of a layer and direction, one behind the other: a kernel a step, unless the
+// algorithm keeps the weights in one kernel.
+vgpu::Cost recurrence_cost(const Recurrent& rnn, const Sequences& x, double speed, int device) {
+  double steps = std::max(x.longest, 1), columns = rnn.gates() * rnn.hidden;
+  vgpu::Cost cost = vgpu::product_cost(x.steps / steps, columns, rnn.output(), 1, speed,
+                                       element_bytes(rnn.type), device);
+  double ns = static_cast<double>(cost.duration) * steps;
+  if (rnn.algorithm) ns -= vgpu::machine().kernel_ns * (steps - 1);
+  cost.duration = static_cast<vgpu::Time>(ns);
+  cost.bytes = static_cast<std::int64_t>(static_cast<double>(cost.bytes) * steps);
+  cost.tensor_seconds *= steps;
+  return cost;
 }
 
-int run(const Handle* handle, const Recurrent* rnn, const Sequences* x, double passes) {
-  for (int layer = 0; layer < rnn->layers; ++layer)
-    run_layer(handle, *rnn, *x, layer, passes);
+double speed_of(const Recurrent& rnn) {
+  return product_speed(rnn.type, has_tensor_cores(rnn.type) && rnn.math != 3);  // 3: CUDNN_FMA_MATH
+}
+
+// A direction of a layer: the product of a whole sequence with the input matrices, then the recurrence.
+int run(const Handle* handle, const Recurrent* rnn, const Sequences* x) {
+  vgpu::Stream* stream = vgpu::stream_of(handle->stream);
+  double speed = speed_of(*rnn);
+  for (int i = 0; i < rnn->layers * rnn->directions; ++i) {
+    vgpu::Call call("cudaLaunchKernel", 211);
+    vgpu::launch(
+        stream, "sm90_xmma_gemm_rnn_inputs_vgpu",
+        vgpu::product_cost(x->steps, rnn->gates() * rnn->hidden, rnn->input_of(i / rnn->directions), 1,
+                           speed, element_bytes(rnn->type), stream->device));
+    vgpu::launch(stream, rnn->algorithm ? "RNN_blockPersist_vgpu" : "RNN_steps_vgpu",
+                 recurrence_cost(*rnn, *x, speed, stream->device));
+  }
   return success;
 }
 
@@ -172,19 +174,18 @@ VGPU_API int cudnnGetRNNTempSpaceSizes(Handle*, const Recurrent* rnn, int mode, 
 
 VGPU_API int cudnnRNNForward(Handle* handle, const Recurrent* rnn, int, const void*,
                              const Sequences* x) {
-  return run(handle, rnn, x, 1);
+  return run(handle, rnn, x);
 }
 VGPU_API int cudnnRNNBackwardData_v8(Handle* handle, const Recurrent* rnn, const void*,
                                      const Sequences* y) {
-  return run(handle, rnn, y, 1);
+  return run(handle, rnn, y);
 }
 VGPU_API int cudnnRNNBackwardWeights_v8(Handle* handle, const Recurrent* rnn, int, const void*,
                                         const Sequences* x) {
-  double speed = product_speed(rnn->type, has_tensor_cores(rnn->type) && rnn->math != 3);
   double matrices = 0;
   for (int layer = 0; layer < rnn->layers; ++layer)
     matrices += rnn->directions * rnn->matrices(layer);
-  launch_work(handle, "sm90_xmma_gemm_rnn_weights_vgpu", 2 * matrices * x->steps, speed,
+  launch_work(handle, "sm90_xmma_gemm_rnn_weights_vgpu", 2 * matrices * x->steps, speed_of(*rnn),
               matrices * element_bytes(rnn->type));
   return success;
 }
@@ -221,6 +222,7 @@ VGPU_API int cudnnDestroyCTCLossDescriptor(char* loss) {
   return success;
 }
 VGPU_API int cudnnSetCTCLossDescriptorEx(char*) { return success; }
+VGPU_API int cudnnSetCTCLossDescriptor_v8(char*) { return success; }
 VGPU_API int cudnnSetCTCLossDescriptor_v9(char*) { return success; }
 VGPU_API int cudnnGetCTCLossWorkspaceSize(Handle*, const Tensor* probabilities, const Tensor*,
                                           const int*, const int*, const int*, int, void*,
