@@ -97,14 +97,10 @@ def turn_off_cudnn(torch: Any) -> None:
 
     torch.backends.cudnn.enabled = False
     torch.backends.cuda.enable_cudnn_sdp(False)
-    # From here on these setters take a truth and do nothing
+    # From here on these setters do nothing, whatever kernel a script asks for
     type(torch.backends.cudnn).__dict__["enabled"].setter = bool
     torch._C._set_cudnn_enabled = torch._C._set_sdp_use_cudnn = bool
-    choose, kind = attention._sdpa_kernel, attention.SDPBackend
-    flash = {kind.CUDNN_ATTENTION: kind.FLASH_ATTENTION}
-    attention._sdpa_kernel = lambda backends, *priority: choose(
-        list(dict.fromkeys(flash.get(backend, backend) for backend in backends)), *priority
-    )
+    attention._sdpa_kernel = lambda *_, **__: None
 
 
 def adapt_deepspeed(builder: Any) -> None:

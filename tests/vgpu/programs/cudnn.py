@@ -68,6 +68,8 @@ def print_differences() -> None:
         model, inputs = model.to(device), inputs.to(device)
         model.zero_grad()
         output = model(inputs)
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            output = nn.functional.scaled_dot_product_attention(output, output, output)
         output.square().mean().backward()
         parameters = [parameter.grad.cpu().clone() for parameter in model.parameters()]
         gradients.append([output.detach().cpu(), *parameters])
