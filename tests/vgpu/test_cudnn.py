@@ -83,13 +83,24 @@ def test_no_kernel_unfolds_the_images(cuda_run: CudaRunner) -> None:
     assert sum("bn_fw_tr" in name for name in names) == sum("bn_bw" in name for name in names) == 6
 
 
-def test_attention_takes_the_time_of_its_products(cuda_run: CudaRunner) -> None:
+def check_attention(run: CudaRunner, *arguments: str) -> None:
     """Two products forward and five backward, at what cuDNN reaches with heads of 128."""
-    found = dict(row for row in kernels(cuda_run, "attention") if "sdpa" in row[0])
-    product = 2 * 2 * 16 * 4096**2 * 128
+    found = [ns for name, ns in kernels(run, "attention", *arguments) if "sdpa" in name]
+    product = 2 * 2 * 16 * 4096**2 * 128 / (2 if "--causal" in arguments else 1)
     forward, backward = 2 * product / (0.76 * HALF), 5 * product / (0.66 * HALF)
     expected = [KERNEL_NS + seconds * 1e9 for seconds in (forward, backward)]
-    assert sorted(found.values()) == pytest.approx(expected, abs=2)
+    assert sorted(found) == pytest.approx(expected, abs=2)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--causal",)], ids=str)
+def test_attention_takes_the_time_of_its_products(
+    cuda_run: CudaRunner, arguments: Sequence[str]
+) -> None:
+    check_attention(cuda_run, *arguments)
+
+
+def test_the_newest_torch_has_another_graph_for_a_mask(newest_cuda_run: CudaRunner) -> None:
+    check_attention(newest_cuda_run, "--causal")
 
 
 def test_a_recurrent_layer_takes_its_steps_one_by_one(cuda_run: CudaRunner) -> None:

@@ -38,6 +38,7 @@ enum ObjectType {
 // Numbers of cudnnBackendAttributeName_t.
 enum Attribute {
   pointwise_mode = 0,
+  heuristic_mode = 200,
   heuristic_graph = 201,
   heuristic_results = 202,
   configuration_engine = 300,
@@ -69,12 +70,15 @@ enum Attribute {
   product_a = 1520,
   product_c = 1522,
   attention_forward_q = 2800,
-  attention_backward_q = 2851
+  attention_score_graph = 2811,
+  attention_backward_q = 2851,
+  band_mask_comparison = 3007
 };
 
 constexpr int kDescriptors = 15;      // CUDNN_TYPE_BACKEND_DESCRIPTOR
 constexpr int kTensorCoreNote = 0;    // CUDNN_NUMERICAL_NOTE_TENSOR_CORE
 constexpr int kGreaterOrEqual = 303;  // CUDNN_POINTWISE_CMP_GE
+constexpr int kFallback = 2;          // CUDNN_HEUR_MODE_FALLBACK
 constexpr std::int64_t kEngines = 2;  // 0: without tensor cores, 1: with them
 
 // What cuDNN's attention reaches of the speed of products on an H100, in the figures of FlashAttention-3
@@ -213,8 +217,15 @@ void add_product(const Object& operation, Work& work) {
 // A comparison of the indices of rows and columns masks half of the scores; one with a length does not.
 bool is_causal(const Object& operation) {
   const Object* description = operation.object(pointwise_description);
-  int mode = description ? description->number<int>(pointwise_mode, 0) : 0;
-  return operation.type == band_mask_operation || mode == kGreaterOrEqual;
+  int mode = description ? description->number<int>(pointwise_mode, 0)
+                         : operation.number<int>(band_mask_comparison, 0);
+  return mode == kGreaterOrEqual;
+}
+
+const std::vector<ObjectRef>& operations_of(const Object* graph) {
+  static const std::vector<ObjectRef> kNone;
+  const Value* operations = graph ? graph->find(graph_operations) : nullptr;
+  return operations ? operations->objects : kNone;
 }
 
 void add_operation(const Object& operation, Work& work) {
@@ -237,10 +248,12 @@ void add_operation(const Object& operation, Work& work) {
 Work work_of(const Object& graph) {
   Work work;
   std::set<std::int64_t> seen;
-  const Value* operations = graph.find(graph_operations);
-  for (const ObjectRef& operation : operations ? operations->objects : std::vector<ObjectRef>()) {
+  for (const ObjectRef& operation : operations_of(&graph)) {
     add_tensors(*operation, seen, work);
     add_operation(*operation, work);
+    // Attention as one operation has a graph of its own that changes the scores
+    for (const ObjectRef& change : operations_of(operation->object(attention_score_graph)))
+      work.causal |= is_causal(*change);
   }
   if (work.causal) work.flops /= 2;
   return work;
@@ -251,9 +264,9 @@ bool has_model(const Object& graph) {
       convolution_forward, convolution_backward_filter, convolution_backward_data, pointwise_operation,
       product_operation,   reduction_operation,         reshape_operation,         random_operation,
       attention_forward,   attention_backward,          band_mask_operation,       softmax_operation};
-  const Value* operations = graph.find(graph_operations);
-  if (!operations) return false;
-  return std::all_of(operations->objects.begin(), operations->objects.end(),
+  const std::vector<ObjectRef>& operations = operations_of(&graph);
+  return !operations.empty() &&
+         std::all_of(operations.begin(), operations.end(),
                      [](const ObjectRef& operation) { return kKnown.count(operation->type) != 0; });
 }
 
@@ -293,8 +306,10 @@ bool computed_value(const Descriptor* descriptor, int name, Value* value) {
   Object computed{0, {}};
   if (name == heuristic_results) {
     const Value* graph = object.find(heuristic_graph);
-    for (std::int64_t index = kEngines; graph && index-- > 0;)
-      value->objects.push_back(make_configuration(graph->objects[0], index));
+    // Best first, or what always works first
+    bool fallback = object.number<int>(heuristic_mode, 0) == kFallback;
+    for (std::int64_t i = 0; graph && i < kEngines; ++i)
+      value->objects.push_back(make_configuration(graph->objects[0], fallback ? i : kEngines - 1 - i));
     value->count = static_cast<std::int64_t>(value->objects.size());
     return true;
   }
@@ -356,7 +371,8 @@ VGPU_API int cudnnBackendGetAttribute(const Descriptor* descriptor, int name, in
   Value value;
   const Value* kept = descriptor->object->find(name);
   if (!computed_value(descriptor, name, &value) && kept) value = *kept;
-  if (count) *count = value.count;
+  // A caller that asks for one result takes the count for what it got
+  if (count) *count = elements ? std::min(limit, value.count) : value.count;
   if (!elements) return success;
   if (type == kDescriptors) {
     auto* given = static_cast<Descriptor**>(elements);

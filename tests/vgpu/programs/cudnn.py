@@ -30,13 +30,15 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Attention whose queries, keys and values are parameters."""
 
+    causal = False
+
     def __init__(self) -> None:
         super().__init__()
         self.operands = nn.ParameterList(torch.randn(2, 16, 4096, 128).bfloat16() for _ in range(3))
 
     def forward(self, _: torch.Tensor) -> torch.Tensor:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return nn.functional.scaled_dot_product_attention(*self.operands)
+            return nn.functional.scaled_dot_product_attention(*self.operands, is_causal=self.causal)
 
 
 def make_resnet() -> nn.Module:
@@ -82,6 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("part", choices=[*PARTS, "values"])
     parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--causal", action="store_true")
     parser.add_argument("--no-tf32", action="store_true")
     parser.add_argument("--steps", type=int, default=1000)
     options = parser.parse_args()
@@ -89,6 +92,7 @@ def main() -> None:
         print_differences()
         return
     torch.backends.cudnn.allow_tf32 = not options.no_tf32
+    Attention.causal = options.causal
     make, sizes = PARTS[options.part]
     form: Any = torch.channels_last if options.channels_last else torch.contiguous_format
     model = make().cuda().to(memory_format=form)
