@@ -120,7 +120,6 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         # Fused attention of CUDA has no counterpart of the same signature on the CPU.
         torch.backends.cuda.enable_flash_sdp(False)
         torch.backends.cuda.enable_mem_efficient_sdp(False)
-        torch.backends.cuda.enable_cudnn_sdp(False)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -28,6 +28,7 @@ STAND_INS = {
     "nccl": ["nccl", "nccl_collectives", "nccl_reduce", "nccl_host", "nccl_inspector", "nccl_ras"],
     "cublas": ["cublas"],
     "cublasLt": ["cublaslt"],
+    "cudnn": ["cudnn", "cudnn_backend", "cudnn_rnn"],
     "cupti": ["cupti"],
     "nvidia-ml": ["nvml"],
 }  # fmt: skip
@@ -56,14 +57,22 @@ def cuda_version(torch: Path) -> int:
     return int(match[1]) * 1000 + int(match[2]) * 10
 
 
-def _compile_source(source: str, objects: Path, cuda: int) -> Path:
+def cudnn_version(torch: Path) -> int:
+    """Returns the version of cuDNN that a wheel names, such as 92000 for 9.20.0; else 9.20."""
+    metadata = next(torch.parent.glob("torch-*.dist-info/METADATA"), None)
+    match = metadata and re.search(r"nvidia-cudnn-cu\d+==(\d+)\.(\d+)\.(\d+)", metadata.read_text())
+    major, minor, patch = map(int, match.groups()) if match else (9, 20, 0)
+    return major * 10000 + minor * 100 + patch
+
+
+def _compile_source(source: str, objects: Path, versions: list[str]) -> Path:
     target = objects / f"{source}.o"
     changed = max(path.stat().st_mtime for path in [SOURCES / f"{source}.cpp", *SOURCES.glob("*.h")])
     if target.exists() and target.stat().st_mtime > changed:
         return target
     hidden = [] if source in MODEL else ["-fvisibility=hidden"]
-    flags = [*FLAGS, *hidden, f"-DVGPU_CUDA_VERSION={cuda}"]
-    command = ["g++", *flags, "-c", str(SOURCES / f"{source}.cpp"), "-o", str(target)]
+    command = ["g++", *FLAGS, *hidden, *versions, "-c", str(SOURCES / f"{source}.cpp")]
+    command += ["-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{source}.cpp does not compile:\n{done.stderr}")
@@ -89,7 +98,7 @@ def _compile_stubs(library: str, names: set[str], objects: Path) -> list[Path]:
 def _stand_in(library: str, soname: str, needs: Needs, built: dict[str, Path], target: Path) -> None:
     sources = [built[source] for source in STAND_INS.get(library, [])]
     below = [target / "libvgpu.so"] if sources else []
-    if library in {"cuda", "nccl", "cublas", "cublasLt", "cupti"}:
+    if library in {"cuda", "nccl", "cublas", "cublasLt", "cudnn", "cupti"}:
         below += sorted(target.glob("libcudart.so*"))
     library_path, imported = target / soname, needs.symbols.get(library, set())
     objects = next(iter(built.values())).parent
@@ -128,9 +137,10 @@ def _build_all(torch: Path, target: Path) -> None:
     sonames = {**needs.sonames, **ALWAYS}
     modelled = {name: STAND_INS[name] for name in STAND_INS if name in sonames}
     sources = [*MODEL, *(source for group in modelled.values() for source in group)]
-    cuda = cuda_version(torch)
+    versions = [f"-DVGPU_CUDA_VERSION={cuda_version(torch)}"]
+    versions.append(f"-DVGPU_CUDNN_VERSION={cudnn_version(torch)}")
     with ThreadPoolExecutor(2) as pool:
-        compiled = pool.map(lambda source: _compile_source(source, objects, cuda), sources)
+        compiled = pool.map(lambda source: _compile_source(source, objects, versions), sources)
         built = dict(zip(sources, compiled, strict=True))
     _link_library(target / "libvgpu.so", [built[source] for source in MODEL])
     for library in sorted(sonames, key=lambda name: name != "cudart"):

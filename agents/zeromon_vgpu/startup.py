@@ -79,9 +79,9 @@ def load_libraries(folder: Path) -> None:
 
 
 def adapt_torch(torch: Any) -> None:
-    """Turns off what the device has no model of, and adds what the variables ask for."""
-    turn_off_cudnn(torch)
+    """Adds what the variables ask for."""
     if os.environ.get("VGPU_ARITHMETIC"):
+        turn_off_cudnn(torch)
         from zeromon_vgpu.arithmetic_mode import Arithmetic
 
         Arithmetic().__enter__()
@@ -92,19 +92,15 @@ def adapt_torch(torch: Any) -> None:
 
 
 def turn_off_cudnn(torch: Any) -> None:
-    """Leaves convolutions and attention to torch's own kernels, also where a script asks for cuDNN."""
+    """Leaves convolutions and attention to torch's own operators, which the CPU has too."""
     from torch.nn import attention
 
     torch.backends.cudnn.enabled = False
     torch.backends.cuda.enable_cudnn_sdp(False)
-    # From here on these setters take a truth and do nothing
+    # From here on these setters do nothing, whatever kernel a script asks for
     type(torch.backends.cudnn).__dict__["enabled"].setter = bool
     torch._C._set_cudnn_enabled = torch._C._set_sdp_use_cudnn = bool
-    choose, kind = attention._sdpa_kernel, attention.SDPBackend
-    flash = {kind.CUDNN_ATTENTION: kind.FLASH_ATTENTION}
-    attention._sdpa_kernel = lambda backends, *priority: choose(
-        list(dict.fromkeys(flash.get(backend, backend) for backend in backends)), *priority
-    )
+    attention._sdpa_kernel = lambda *_, **__: None
 
 
 def adapt_deepspeed(builder: Any) -> None:

@@ -86,14 +86,12 @@ def exported_names(library: Path) -> set[str]:
 
 
 def stub_source(library: str, names: Iterable[str]) -> str:
-    """C source of functions that refuse; those that return a text or a version return one."""
+    """C source of functions that refuse; those that return a text return one."""
     status = NOT_SUPPORTED.get(library, 1)
     rows = [PRELUDE]
     for name in sorted(names):
         if re.search(r"(Error|Status|Result)(Get)?(String|Name)|Get(Error|Status)(String|Name)", name):
             rows.append(f'const char *{name}(void) {{ return "no model on the virtual device"; }}')
-        elif re.search(r"Get(Cudart)?Version$|^nvrtcVersion", name) and library == "cudnn":
-            rows.append(f"unsigned long {name}(void) {{ return 92000; }}")
         else:
             rows.append(
                 f'int {name}(void) {{ static int said; return refuse("{name}", {status}, &said); }}'

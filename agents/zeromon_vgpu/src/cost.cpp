@@ -76,15 +76,12 @@ bool attention_cost(const char* name, Grid grid, double threads, void** args, in
   Attention a =
       flash ? flash_attention(name, backward, grid) : efficient_attention(backward, grid, args);
   bool half = flash || !std::strstr(name, "_f32_");
-  const Machine& m = machine();
   double flops = (backward ? 10 : 4) * a.heads * a.queries * a.keys * a.head_size / (a.causal ? 2 : 1);
   double element = half ? 2 : 4;
   double bytes = a.heads * (a.queries + a.keys) * 2 * a.head_size * element * (backward ? 2 : 1);
-  double speed = (half ? m.flops_half : m.flops_fp32) * 0.6;  // of what products reach
-  double seconds = std::max(flops / speed, bytes / m.memory_speed);
-  *out = {static_cast<Time>((m.kernel_ns + seconds * 1e9) * slowness(device)),
-          ceiling(grid.x * grid.y * grid.z * threads), static_cast<std::int64_t>(bytes),
-          half ? flops / m.flops_half : 0};
+  double speed = half ? machine().flops_half : machine().flops_fp32;
+  *out = work_cost(flops, speed, bytes, ceiling(grid.x * grid.y * grid.z * threads),
+                   0.6 /* of what products reach */, device);
   return true;
 }
 
@@ -107,17 +104,22 @@ Cost kernel_cost(const char* name, Grid grid, double threads, void** args, int d
   return {static_cast<Time>(ns), ceiling(blocks * threads), static_cast<std::int64_t>(bytes)};
 }
 
+Cost work_cost(double flops, double speed, double bytes, double occupancy, double efficiency,
+               int device) {
+  const Machine& m = machine();
+  double seconds = std::max(flops / (speed * efficiency), bytes / m.memory_speed);
+  // Only tensor cores are faster than single precision.
+  double tensor_seconds = speed > m.flops_fp32 ? flops / speed : 0;
+  return {static_cast<Time>((m.kernel_ns + seconds * 1e9) * slowness(device)), occupancy,
+          static_cast<std::int64_t>(bytes), tensor_seconds};
+}
+
 Cost product_cost(double m, double n, double k, double batch, double speed, double element_bytes,
                   int device) {
-  const Machine& given = machine();
   double bytes = (m * k + k * n + m * n) * batch * element_bytes;
-  double seconds = std::max(2 * m * n * k * batch / speed, bytes / given.memory_speed);
-  // Only tensor cores are faster than single precision.
-  double tensor_seconds = speed > given.flops_fp32 ? 2 * m * n * k * batch / speed : 0;
   double tiles = std::max(1.0, m / 128) * std::max(1.0, n / 128) * batch;
-  return {static_cast<Time>((given.kernel_ns + seconds * 1e9) * slowness(device)),
-          std::min(1.0, tiles / given.multiprocessors), static_cast<std::int64_t>(bytes),
-          tensor_seconds};
+  double occupancy = std::min(1.0, tiles / machine().multiprocessors);
+  return work_cost(2 * m * n * k * batch, speed, bytes, occupancy, 1, device);
 }
 
 void launch(Stream* stream, const char* name, const Cost& cost, std::unique_ptr<Action> action) {

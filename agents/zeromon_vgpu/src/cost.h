@@ -21,6 +21,10 @@ struct Grid {
 // A kernel by its name, its blocks, and the threads of a block. `args`: of a spin kernel its cycles, of
 // an attention kernel its sizes.
 Cost kernel_cost(const char* name, Grid grid, double threads, void** args, int device);
+// So many operations at `efficiency` of `speed` per second, or `bytes` of traffic, whichever takes
+// longer.
+Cost work_cost(double flops, double speed, double bytes, double occupancy, double efficiency,
+               int device);
 // 2mnk operations at `speed` per second, or the bytes of its matrices, whichever takes longer.
 Cost product_cost(double m, double n, double k, double batch, double speed, double element_bytes,
                   int device);
