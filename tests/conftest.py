@@ -46,9 +46,12 @@ def pytest_sessionstart() -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Removes the rings that the tests have left: the memory outlives their files."""
-    for ring in session.config._tmp_path_factory.getbasetemp().glob("**/*.ring"):  # type: ignore[attr-defined]
-        with suppress(OSError):
-            remove_ring_file(ring)
+    # not glob(): a process that still ends may remove a folder meanwhile
+    for folder, _, names in os.walk(session.config._tmp_path_factory.getbasetemp()):  # type: ignore[attr-defined]
+        for name in names:
+            if name.endswith(".ring"):
+                with suppress(OSError):
+                    remove_ring_file(Path(folder, name))
     # those of a test that runs beside this session may be in a mount namespace of its own
     remove_orphan_rings(unused_seconds=3600)
 

@@ -36,7 +36,7 @@ EVIL = "<img src=x onerror=alert(1)>"
 PACED = """
 import runpy, sys, time
 from torch.optim.optimizer import register_optimizer_step_post_hook
-register_optimizer_step_post_hook(lambda *_: time.sleep(0.03))
+register_optimizer_step_post_hook(lambda *_: time.sleep(0.1))
 sys.argv.pop(0)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

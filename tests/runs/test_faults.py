@@ -172,7 +172,10 @@ def test_a_killed_collector_is_started_again_and_loses_nothing(node: Node) -> No
     counted = [(r.rank, r.steps.watched_steps, r.agent.dropped) for r in snapshot.ranks]
     assert counted == [(0, 70, 0), (1, 70, 0)]
     whole = job_ledger([snapshot])
-    assert whole.rank_seconds == pytest.approx(2 * lasted, rel=0.01), "the ledger misses time"
+    trained = [rank.steps.recent[-1].end_ns / 1e9 - began for rank in snapshot.ranks]
+    # on a busy machine the command ends some time after its ranks
+    assert 0.99 * sum(trained) <= whole.rank_seconds, "the ledger misses time"
+    assert whole.rank_seconds <= 1.01 * 2 * lasted
     assert sum(row.seconds for row in whole.rows) == pytest.approx(whole.rank_seconds)
 
 
