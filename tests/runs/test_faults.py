@@ -89,8 +89,10 @@ def test_the_record_of_a_killed_rank_is_whole_up_to_its_last_event(node: Node) -
     reader = RingReader(ring)
     wait_for(lambda: any(kind_of_record(raw) == Kind.STEP and raw[3] >= 20 for raw in reader.read()))
     pid = reader.header.pid
-    os.kill(pid, signal.SIGSTOP)  # from here on it writes nothing, so we know its last event
-    time.sleep(0.2)
+    os.kill(pid, signal.SIGSTOP)
+    # once all threads stand it writes nothing, so we know its last event
+    tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    wait_for(lambda: all(") T " in (task / "stat").read_text() for task in tasks))
     last = RingReader(ring).newest()
     os.kill(pid, signal.SIGKILL)
     training.wait(timeout=60)

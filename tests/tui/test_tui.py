@@ -79,7 +79,7 @@ async def settled(pilot: Pilot[int]) -> None:
     await until(pilot, lambda: pilot.app.model is not None)  # type: ignore[attr-defined]
 
 
-async def until(pilot: Pilot[int], holds: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(pilot: Pilot[int], holds: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, screen_text(pilot.app)  # type: ignore[arg-type]
