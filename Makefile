@@ -38,7 +38,7 @@ ONLY     ?=
 # Where the libraries of experiment trackers are installed for their tests.
 TRACKERS ?= $(CURDIR)/.trackers
 
-.PHONY: help demo test static check test-long test-soak test-matrix test-quiet test-nvme test-torch test-programs test-trackers vgpu test-vgpu test-vgpu-short truth-table recordings bench bench-peers docs release clean
+.PHONY: help demo test beside together alone static check test-long test-soak test-matrix test-quiet test-nvme test-torch test-programs test-trackers vgpu test-vgpu test-vgpu-short truth-table recordings bench bench-peers docs release clean
 
 help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
@@ -100,11 +100,17 @@ check: static
 # The static checks take the CPU time that tests leave: three workers often wait for what they have started.
 test: $(READY)
 	@mkdir -p build
-	nice -n 19 $(MAKE) --no-print-directory static > build/static.txt 2>&1 & static=$$!; \
-	  $(MAKE) --no-print-directory $(COMPILED_OP); \
-	  $(PYTEST) -m "$(HERE) and not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder $(SLOWEST); result=$$?; \
-	  wait $$static || { cat build/static.txt; result=1; }; \
-	  $(PYTEST) $(ALONE) -m "$(HERE) and alone" $(SLOWEST) && exit $$result
+	$(MAKE) --no-print-directory --jobs 2 --keep-going beside together; result=$$?; \
+	  $(MAKE) --no-print-directory alone && exit $$result
+
+beside:
+	nice -n 19 $(MAKE) --no-print-directory static > build/static.txt 2>&1 || { cat build/static.txt; exit 1; }
+
+together: $(COMPILED_OP)
+	$(PYTEST) -m "$(HERE) and not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder $(SLOWEST)
+
+alone:
+	$(PYTEST) $(ALONE) -m "$(HERE) and alone" $(SLOWEST)
 
 test-long: $(COMPILED_OP)
 	$(UV_ENV) $(PYTEST) -m long

@@ -21,10 +21,12 @@ settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
 LONGEST = (
-    "test_deepspeed", "test_nodes", "test_attached", "test_faults", "test_browser", "test_bootstrap",
-    "test_tui", "test_counts", "sources/prometheus/test_source", "test_trace_capture", "test_plan",
-    "test_memory_death", "test_hooks", "cli/test_compare", "test_example", "test_grafana", "test_inject",
-    "test_exposition", "test_history", "test_imports", "test_forecast", "export/prometheus/test_rules",
+    "test_deepspeed", "test_browser", "test_attacks_on_files", "test_attached", "test_nodes",
+    "sources/prometheus/test_source", "test_bootstrap", "test_faults", "test_tui", "test_peaks_on_gloo",
+    "test_memory_death", "test_trace_capture", "test_hangs", "test_counts", "test_in_effect",
+    "test_hooks", "test_kept_activations", "test_plan", "cli/test_compare", "test_example",
+    "test_grafana", "test_inject", "test_exposition", "test_history", "test_imports", "test_forecast",
+    "export/prometheus/test_rules",
 )  # fmt: skip
 """Test files, the longest first: two workers that take whole files in this order end together."""
 

@@ -47,6 +47,7 @@ def test_a_leak_is_called_before_the_kernel_kills_and_explained_after(node: Node
     snapshots: list[RunSnapshot] = []
     script = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'
     command = ["sh", "-c", script, "sh", *FORKED, "2", str(ROOT / "examples" / "leak.py")]
+    command += ["--keep", "5"]
     result = node.run(command, seen=snapshots.append)
     assert result.code != 0
     end = max(rank.steps.last_step for rank in result.snapshot.ranks)

@@ -88,9 +88,12 @@ async def until(pilot: Pilot[int], holds: Callable[[], bool], seconds: float = 6
 
 
 async def typed(pilot: Pilot[int], keys: str) -> None:
-    """Types *keys*, each once the screen stands still: on a busy machine one is still being drawn."""
+    """Types *keys*, each once the source was read anew and the screen stands still: both take a while."""
+    source: FixedSource = pilot.app.source  # type: ignore[attr-defined]
     for key in keys.split():
         await pilot.press(key)
+        reads = source.reads
+        await until(pilot, lambda reads=reads: source.reads > reads + 1)
         before = ""
         while before != (before := screen_text(pilot.app)):  # type: ignore[arg-type]
             await pilot.pause(0.1)
