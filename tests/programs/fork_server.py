@@ -1,8 +1,8 @@
 """Starts ranks from a process that has imported torch: `fork_server.py [deepspeed]`, socket on stdin.
 
 `fork_server.py ranks N [--nodes M] PROGRAM ...` is launch.py with one import of torch for all ranks,
-where no fork server of the tests can be: below a `zeromon run`, in a namespace. PRELOAD: modules that the
-program imports, too.
+where no fork server of the tests can be: below a `zeromon run`, in a namespace. PRELOAD has the names
+of further modules to import.
 
 Importing torch takes 1.5 s of a CPU for each rank; a fork takes some milliseconds. A request is one
 message: a launch.py command line, its environment and its folder, and the descriptors for its output

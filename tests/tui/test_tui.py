@@ -88,7 +88,7 @@ async def until(pilot: Pilot[int], holds: Callable[[], bool], seconds: float = 6
 
 
 async def typed(pilot: Pilot[int], keys: str) -> None:
-    """Types *keys*, each once the source was read anew and the screen stands still: both take a while."""
+    """Types *keys*, each once the source was read anew and the screen stands still."""
     source: FixedSource = pilot.app.source  # type: ignore[attr-defined]
     for key in keys.split():
         await pilot.press(key)
