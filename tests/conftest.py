@@ -21,10 +21,12 @@ settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
 LONGEST = (
-    "test_deepspeed", "test_nodes", "test_attached", "test_faults", "test_browser", "test_bootstrap",
-    "test_tui", "test_counts", "sources/prometheus/test_source", "test_trace_capture", "test_plan",
-    "test_memory_death", "test_hooks", "cli/test_compare", "test_example", "test_grafana", "test_inject",
-    "test_exposition", "test_history", "test_imports", "test_forecast", "export/prometheus/test_rules",
+    "test_deepspeed", "test_browser", "test_attacks_on_files", "test_attached", "test_nodes",
+    "sources/prometheus/test_source", "test_bootstrap", "test_faults", "test_tui", "test_peaks_on_gloo",
+    "test_memory_death", "test_trace_capture", "test_hangs", "test_counts", "test_in_effect",
+    "test_hooks", "test_kept_activations", "test_plan", "cli/test_compare", "test_example",
+    "test_grafana", "test_inject", "test_exposition", "test_history", "test_imports", "test_forecast",
+    "export/prometheus/test_rules",
 )  # fmt: skip
 """Test files, the longest first: two workers that take whole files in this order end together."""
 
@@ -46,9 +48,12 @@ def pytest_sessionstart() -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Removes the rings that the tests have left: the memory outlives their files."""
-    for ring in session.config._tmp_path_factory.getbasetemp().glob("**/*.ring"):  # type: ignore[attr-defined]
-        with suppress(OSError):
-            remove_ring_file(ring)
+    # not glob(): a process that still ends may remove a folder meanwhile
+    for folder, _, names in os.walk(session.config._tmp_path_factory.getbasetemp()):  # type: ignore[attr-defined]
+        for name in names:
+            if name.endswith(".ring"):
+                with suppress(OSError):
+                    remove_ring_file(Path(folder, name))
     # those of a test that runs beside this session may be in a mount namespace of its own
     remove_orphan_rings(unused_seconds=3600)
 

@@ -5,8 +5,13 @@ Building them with transformers takes seconds; test_plan.py holds one of each ag
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import json
+import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +45,29 @@ def written(folder: Path, monkeypatch: pytest.MonkeyPatch, config: Mapping[str, 
     read_model.cache_clear()
     monkeypatch.setattr("zeromon.cli.plan_setup.describe_entry", lambda *_: described(config))
     return str(path)
+
+
+def describe_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has `zeromon plan` call describe.py here: a process each would import transformers anew."""
+
+    def describe(entry: str, _: Any = None, __: int = 1, flags: tuple[str, ...] = ()) -> Any:
+        monkeypatch.setattr("sys.argv", ["describe", entry, *flags])
+        return _describe(Path(entry).read_text(), *flags)
+
+    read_model.cache_clear()
+    monkeypatch.setattr("zeromon.cli.plan_setup.describe_entry", describe)
+
+
+@cache
+def _describe(content: str, *flags: str) -> dict[str, Any]:
+    """What the child process of `zeromon plan` prints of a config.json."""
+    path = Path(sys.argv[1])
+    assert path.read_text() == content
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        importlib.import_module("zeromon_agents.describe").main()
+    found: dict[str, Any] = json.loads(printed.getvalue().split("zeromon: ")[1])
+    return found
 
 
 def _gpt2(config: Mapping[str, Any]) -> tuple[Any, Any, int]:

@@ -83,7 +83,7 @@ class Prometheus:
             ],
             stdout=self._log, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             try:
                 with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5):

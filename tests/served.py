@@ -31,7 +31,7 @@ def get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
     """Asks with this user's token, unless *headers* have another one."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=bearer() | headers)
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()

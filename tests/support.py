@@ -225,7 +225,7 @@ class Node:
             result.newest = self.settle(name)
         return result
 
-    def settle(self, run: str, timeout: float = 20.0) -> RunSnapshot | None:
+    def settle(self, run: str, timeout: float = 60.0) -> RunSnapshot | None:
         """Ticks the collector until *run* has ended; its last snapshot, or None if nobody reported."""
         known = self.snapshot(run)
         has_ranks = known is not None and known.ranks

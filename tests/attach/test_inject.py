@@ -117,7 +117,7 @@ def test_every_python_of_this_machine(tmp_path: Path, python: Path) -> None:
         sign = tmp_path / f"sign{number}"
         with running(code, python=str(python)) as target:
             inject_line(target.pid, writes(sign), sign.exists)
-            wait_for(has_run(sign, 1), 20)
+            wait_for(has_run(sign, 1))
             assert target.poll() is None
 
 
@@ -134,9 +134,9 @@ def test_whoever_holds_the_interpreter_gets_the_line_later(tmp_path: Path) -> No
     sign = tmp_path / "sign"
     with running(HOLDS) as target:
         inject_line(target.pid, writes(sign), sign.exists)
-        wait_for(has_run(sign, 1), 20)
+        wait_for(has_run(sign, 1))
         inject_line(target.pid, writes(sign), sign.exists)
-        wait_for(has_run(sign, 2), 20)
+        wait_for(has_run(sign, 2))
         assert target.poll() is None
 
 
@@ -199,7 +199,7 @@ def test_gdb_does_it_where_our_code_cannot(tmp_path: Path, code: str) -> None:
     sign = tmp_path / "sign"
     with running(code) as target:
         assert inject_line(target.pid, writes(sign), sign.exists, by_gdb=True).how == "gdb"
-        wait_for(has_run(sign, 1), 20)
+        wait_for(has_run(sign, 1))
         assert target.poll() is None
 
 
@@ -375,7 +375,7 @@ def test_a_python_without_a_gil_is_left_alone(tmp_path: Path, free: bool) -> Non
     with subprocess.Popen([program]) as running:
         try:
             # once it sleeps, its libraries are mapped
-            assert wait_for(lambda: _state_of(running.pid) == "S", 10)
+            assert wait_for(lambda: _state_of(running.pid) == "S")
             if free:
                 with pytest.raises(AttachRefused, match="without a GIL"):
                     resolve_target(running.pid)

@@ -40,7 +40,7 @@ def test_a_signal_while_a_run_starts_ends_it_without_a_traceback(
         time.sleep(max(0.0, began + seconds - time.monotonic()))
         running.send_signal(number)
         said, _ = running.communicate(timeout=60)
-        if "init_import_site" in said:
+        if "KeyboardInterrupt" in said and f"{ROOT}/zeromon" not in said:
             continue  # the interpreter has a handler before it has read the first line of ours
         assert running.returncode in (128 + number, -number), said
         assert "Traceback" not in said or f"{ROOT}/zeromon" not in said  # the interpreter's own

@@ -49,7 +49,7 @@ def quit_view(fd: int, process: subprocess.Popen[bytes], timeout: float = 20.0) 
                 os.read(fd, 65536)
         except OSError:  # the process has closed its side
             break
-    return process.wait(timeout=5)
+    return process.wait(timeout=60)
 
 
 def test_several_live_runs_are_offered_and_a_number_chooses(tmp_path: Path) -> None:

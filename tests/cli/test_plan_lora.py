@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_models import describe_in_this_process
 
 from zeromon.cli import main
 
@@ -35,6 +36,13 @@ def row_of(content: dict[str, Any], framework: str, stage: int) -> dict[str, Any
     )  # fmt: skip
 
 
+@pytest.fixture
+def described_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    describe_in_this_process(monkeypatch)
+
+
+@pytest.mark.usefixtures("described_here")
 @pytest.mark.parametrize(
     ("rank", "targets", "trained"),
     # As print_trainable_parameters() of peft has them for Llama-2 7B
@@ -55,6 +63,7 @@ def test_trained_parameters_are_those_of_peft(
     assert roles["sharded_param"] == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.usefixtures("described_here")
 def test_qlora_of_65_billion_fits_48_gb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Dettmers et al. 2023: a 65B model on one device of 48 GB, with an optimizer of 8 bits."""
     options = ("--lora-rank", "64", "--load-in", "4bit-double", "--framework", "ddp", "--devices", "1",
@@ -64,6 +73,7 @@ def test_qlora_of_65_billion_fits_48_gb(tmp_path: Path, capsys: pytest.CaptureFi
     assert row["bytes"]["device"] > 36e9
 
 
+@pytest.mark.usefixtures("described_here")
 def test_zero_3_shards_and_gathers_the_packed_base(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -523,7 +523,7 @@ def server_of() -> Iterator[Callable[[str], str]]:
 def post(url: str, content: bytes, **headers: str) -> tuple[int, Any, bytes]:
     request = urllib.request.Request(url, data=content, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=5) as got:
+        with urllib.request.urlopen(request, timeout=30) as got:
             return int(got.status), got.headers, got.read()
     except urllib.error.HTTPError as error:
         return error.code, error.headers, b""

@@ -42,7 +42,7 @@ def post(port: int, path: str, body: bytes, **headers: str) -> tuple[int, dict[s
     url = f"http://127.0.0.1:{port}{path}"
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())

@@ -34,13 +34,14 @@ if BROWSER is None:
 
 EVIL = "<img src=x onerror=alert(1)>"
 PACED = """
-import runpy, sys, time
+import itertools, runpy, sys, time
 from torch.optim.optimizer import register_optimizer_step_post_hook
-register_optimizer_step_post_hook(lambda *_: time.sleep(0.03))
+pauses = itertools.chain(itertools.repeat(0.05, 100), itertools.repeat(0.4))
+register_optimizer_step_post_hook(lambda *_: time.sleep(next(pauses)))
 sys.argv.pop(0)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""Trains as a device would: what is left of a step leaves the CPUs to the browser."""
+"""Trains as a device would, and soon slower: what is left of a step leaves the CPUs to the browser."""
 
 
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
@@ -78,7 +79,7 @@ class Site:
 
     def stop(self) -> None:
         self.server.send_signal(signal.SIGINT)
-        self.server.wait(10)
+        self.server.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,9 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        made = playwright.chromium.launch(
+            executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"]
+        )
         yield made
         made.close()
 

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
 import shlex
-import sys
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
+from hub_models import describe_in_this_process
 from published_figures import GIB, MODELS, PublishedRun, page_rows
 
 from zeromon.cli import main
-from zeromon.cli.plan_setup import read_model
-from zeromon_agents import describe
-
-
-@cache
-def describe_here(content: str, *flags: str) -> dict[str, Any]:
-    """What the child process of `plan` prints of a config.json; a process each would take minutes."""
-    path = Path(sys.argv[1])
-    assert path.read_text() == content
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        describe.main()
-    found: dict[str, Any] = json.loads(printed.getvalue().split("zeromon: ")[1])
-    return found
 
 
 def test_the_page_has_the_figures_of_many_runs() -> None:
@@ -47,13 +29,7 @@ def test_plan_says_what_others_have_measured(
     pytest.importorskip("transformers")
     path = tmp_path / "config.json"
     path.write_text(json.dumps(MODELS[run.model]))
-
-    def described(entry: str, _: Any = None, __: int = 1, flags: tuple[str, ...] = ()) -> Any:
-        monkeypatch.setattr("sys.argv", ["describe", entry, *flags])
-        return describe_here(Path(entry).read_text(), *flags)
-
-    read_model.cache_clear()
-    monkeypatch.setattr("zeromon.cli.plan_setup.describe_entry", described)
+    describe_in_this_process(monkeypatch)
     main(["plan", str(path), *shlex.split(run.options), "--json"])
     planned = json.loads(capsys.readouterr().out)
     row = next(row for row in planned["rows"] if row["given"])

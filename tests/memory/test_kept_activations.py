@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from support import ROOT as ROOT_FOLDER, clean_environment
+from support import PROGRAMS, ROOT as ROOT_FOLDER, clean_environment
 
 from zeromon.memory.models import model_from_units
 from zeromon.memory.predict import (
@@ -28,7 +28,7 @@ from zeromon.memory.predict import (
 from zeromon.memory.spec import ROOT, ModelSpec, Precision, ShardPlan, ZeroStage
 from zeromon_agents.describe import hub_model, unit_rows
 
-FOLDERS = (Path(__file__).parent, Path(__file__).parents[1], ROOT_FOLDER / "agents")
+FOLDERS = os.pathsep.join(map(str, (PROGRAMS, ROOT_FOLDER / "agents")))
 BATCH, LENGTH = 2, 64
 ERROR = 0.03
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -174,27 +174,26 @@ def test_a_family_that_nobody_measured_has_a_note(tmp_path: Path) -> None:
     assert any("nobody measured them for cohere" in note for note in notes)
 
 
-def traced_bytes(*flags: str) -> int:
-    """Activations of a factory whose optimizer step needs more than its activations."""
-    entry = f"{Path(__file__).stem}:build_wide"
-    done = subprocess.run(
-        [sys.executable, "-m", "zeromon_agents.describe", entry, "--trace", "--ranks", "2",
-         "--length", "64", *flags],
-        env=clean_environment() | {"PYTHONPATH": os.pathsep.join(map(str, FOLDERS))},
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    (line,) = [row for row in done.stdout.splitlines() if row.startswith("zeromon: ")]
-    nbytes: int = json.loads(line.removeprefix("zeromon: "))["activation_bytes"]
-    return nbytes
-
-
-def build_wide() -> torch.nn.Module:
-    return transformers.AutoModelForCausalLM.from_config(configuration("llama", 4))
+TRACES = """
+import runpy, sys
+from torch import distributed
+for flags in (), ("--checkpointing",), ("--no-fused-attention",):
+    sys.argv[1:] = ["planned:build_wide", "--trace", "--ranks", "2", "--length", "64", *flags]
+    runpy.run_module("zeromon_agents.describe", run_name="__main__")
+    distributed.destroy_process_group()
+"""
+"""Three traces with one import of transformers, which takes longer than all of them."""
 
 
 def test_a_trace_honours_checkpointing_and_attention() -> None:
-    plain, again = traced_bytes(), traced_bytes("--checkpointing")
-    unfused = traced_bytes("--no-fused-attention")
+    """Activations of a factory whose optimizer step needs more than its activations."""
+    done = subprocess.run(
+        [sys.executable, "-c", TRACES], env=clean_environment() | {"PYTHONPATH": FOLDERS},
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    rows = [row for row in done.stdout.splitlines() if row.startswith("zeromon: ")]
+    described = [json.loads(row.removeprefix("zeromon: ")) for row in rows]
+    plain, again, unfused = (row["activation_bytes"] for row in described)
     assert 0 < again < plain < unfused
     # at least the scores of 4 heads and 4 layers, in fp32
     assert unfused - plain > 4 * 4 * 64 * 64 * 4 // 2

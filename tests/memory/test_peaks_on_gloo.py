@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from peak_plans import PEAK_ERROR, STEP_ERROR, read_measured, read_planned
-from support import LAUNCH, ROOT, Node
+from support import FORKED, ROOT, Node
 
 SIZES = (
     "--hidden", "256", "--layers", "4", "--heads", "4", "--vocabulary", "1024", "--length", "256",
@@ -33,8 +33,10 @@ def test_the_peak_is_that_of_the_cpu_allocator(
     program = ROOT / "tests" / "vgpu" / "programs" / "peaks.py"
     arguments = (*SIZES, "--family", family)
     config = tmp_path / "config.json"
-    command = [*LAUNCH, "2", str(program), strategy, *arguments, "--config", str(config)]
-    variables = {"DS_ACCELERATOR": "cpu"} if strategy.startswith("zero") else {}
+    command = [*FORKED, "2", str(program), strategy, *arguments, "--config", str(config)]
+    variables = {"PRELOAD": f"transformers.models.{family}.modeling_{family}"}
+    if strategy.startswith("zero"):
+        variables = {"PRELOAD": f"deepspeed {variables['PRELOAD']}", "DS_ACCELERATOR": "cpu"}
     run = node.run(command, **variables)
     assert (run.code, len(run.snapshot.ranks)) == (0, 2), run.output
     measured = read_measured(run.output)

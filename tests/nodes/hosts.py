@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support import ROOT, clean_environment
+from support import FORKED, ROOT, clean_environment
 
 TOKEN = "seven-secret-words"
 _TUNSETIFF = 0x400454CA
@@ -226,7 +226,7 @@ class Hosts:
             f"http://{self.hosts[number].address}:9417{path}",
             headers={"Authorization": f"Bearer {TOKEN}"},
         )
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             return json.loads(answer.read())
 
     def close(self) -> None:
@@ -237,23 +237,28 @@ class Hosts:
                 except ProcessLookupError:
                     continue
             for process in host.processes:
-                process.wait(10)
+                process.wait(60)
         self.cable.close()
         for name in (*(host.name for host in self.hosts), BRIDGE):
             ip("netns", "del", name)
 
 
-def train(hosts: Hosts, each: int, program: Path, *arguments: str, notify: str = "") -> None:
+def train(
+    hosts: Hosts, each: int, program: Path, *arguments: str, forked: bool = False, notify: str = ""
+) -> None:
     """`zeromon run -- torchrun ... program` on every host, as a user would.
 
-    *notify*: a URL for alerts, to which each adds its name.
+    *forked*: with one import of torch a host. *notify*: a URL for alerts, to which each adds its name.
     """
+    nodes, address = str(len(hosts.hosts)), hosts.hosts[0].address
     for number, host in enumerate(hosts.hosts):
+        place = {"NODE_PLACE": f"{number} {nodes} {address} 29477"} if forked else {}
+        torchrun = (
+            sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes, "--node-rank", str(number),
+            "--master-addr", address, "--master-port", "29477", "--nproc-per-node",
+        )  # fmt: skip
         host.start(
             sys.executable, "-m", "zeromon", "run", "--sd-file", str(host.folder / "sd.json"), "--",
-            sys.executable, "-m",
-            "torch.distributed.run", "--nnodes", str(len(hosts.hosts)), "--node-rank", str(number),
-            "--master-addr", hosts.hosts[0].address, "--master-port", "29477",
-            "--nproc-per-node", str(each), str(program), *arguments,
-            GLOO_SOCKET_IFNAME="eth0", ZEROMON_NOTIFY=f"{notify}/{host.name}" if notify else "",
+            *(FORKED if forked else torchrun), str(each), str(program), *arguments,
+            GLOO_SOCKET_IFNAME="eth0", ZEROMON_NOTIFY=f"{notify}/{host.name}" if notify else "", **place,
         )  # fmt: skip

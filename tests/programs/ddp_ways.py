@@ -7,6 +7,7 @@ monotonic clock), and its losses, exactly.
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -36,7 +37,8 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        time.sleep(0.005 + self.late_s * (self.calls > PUNCTUAL))
+        if "HURRY" not in os.environ:
+            time.sleep(0.005 + self.late_s * (self.calls > PUNCTUAL))
         for number, layer in enumerate(self.layers):
             if not self.odd or number != 2 or self.calls % 2:
                 x = layer(x).relu()

@@ -1,7 +1,8 @@
 """Starts ranks from a process that has imported torch: `fork_server.py [deepspeed]`, socket on stdin.
 
 `fork_server.py ranks N [--nodes M] PROGRAM ...` is launch.py with one import of torch for all ranks,
-where no fork server of the tests can be: below a `zeromon run`, in a namespace.
+where no fork server of the tests can be: below a `zeromon run`, in a namespace. PRELOAD has the names
+of further modules to import.
 
 Importing torch takes 1.5 s of a CPU for each rank; a fork takes some milliseconds. A request is one
 message: a launch.py command line, its environment and its folder, and the descriptors for its output
@@ -34,7 +35,7 @@ MODULES = ("torch.distributed.fsdp", "torch.nn.parallel", "torch.distributed.opt
 def preload(with_deepspeed: bool) -> None:
     """Imports what ranks import, and runs nothing: a thread would be missing in the ranks."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # before torch 2.7 the import starts them
-    for name in MODULES:
+    for name in (*MODULES, *os.environ.get("PRELOAD", "").split()):
         importlib.import_module(name)
     if with_deepspeed:
         import torch

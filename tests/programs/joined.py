@@ -21,7 +21,7 @@ from torch import nn
 KIND, OUT = sys.argv[1], Path(sys.argv[2])
 HANG = int(sys.argv[3]) if len(sys.argv) > 3 else -1
 WIDTH = int(os.environ.get("WIDTH", "64"))
-PAUSE = float(os.environ.get("PAUSE", "0.02"))
+PAUSE = float(os.environ.get("PAUSE", "0.04"))
 AGAIN = os.environ.get("AGAIN", "1") == "1"
 
 WATCHED = (

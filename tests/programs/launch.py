@@ -44,12 +44,26 @@ def environments(count: int, nodes: int = 1) -> list[dict[str, str]]:
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }  # fmt: skip
+    if place := os.environ.get("NODE_PLACE"):
+        return on_node(place, shared)
     running = os.environ.get("VGPU_RANKS", "")  # the virtual device has no process for other ranks
     ranks = [int(rank) for rank in running.split(",")] if running else range(count)
     places = [(str(rank), *map(str, divmod(rank, ranks_per_node))) for rank in ranks]
     return [
         shared | {"RANK": rank, "GROUP_RANK": node, "LOCAL_RANK": local} for rank, node, local in places
     ]
+
+
+def on_node(place: str, shared: dict[str, str]) -> list[dict[str, str]]:
+    """The ranks of one node of several, which *place* has as `number nodes address port`."""
+    number, nodes, address, port = place.split()
+    each = int(shared["LOCAL_WORLD_SIZE"])
+    shared |= {
+        "MASTER_ADDR": address, "MASTER_PORT": port, "WORLD_SIZE": str(each * int(nodes)),
+        "GROUP_WORLD_SIZE": nodes, "GROUP_RANK": number,
+    }  # fmt: skip
+    first = int(number) * each
+    return [shared | {"RANK": str(first + n), "LOCAL_RANK": str(n)} for n in range(each)]
 
 
 def split_nodes(words: list[str]) -> tuple[int, list[str]]:

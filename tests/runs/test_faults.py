@@ -90,8 +90,10 @@ def test_the_record_of_a_killed_rank_is_whole_up_to_its_last_event(node: Node) -
     reader = RingReader(ring)
     wait_for(lambda: any(kind_of_record(raw) == Kind.STEP and raw[3] >= 20 for raw in reader.read()))
     pid = reader.header.pid
-    os.kill(pid, signal.SIGSTOP)  # from here on it writes nothing, so we know its last event
-    time.sleep(0.2)
+    os.kill(pid, signal.SIGSTOP)
+    # once all threads stand it writes nothing, so we know its last event
+    tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    wait_for(lambda: all(") T " in (task / "stat").read_text() for task in tasks))
     last = RingReader(ring).newest()
     os.kill(pid, signal.SIGKILL)
     training.wait(timeout=60)
@@ -173,7 +175,10 @@ def test_a_killed_collector_is_started_again_and_loses_nothing(node: Node) -> No
     counted = [(r.rank, r.steps.watched_steps, r.agent.dropped) for r in snapshot.ranks]
     assert counted == [(0, 70, 0), (1, 70, 0)]
     whole = job_ledger([snapshot])
-    assert whole.rank_seconds == pytest.approx(2 * lasted, rel=0.01), "the ledger misses time"
+    trained = [rank.steps.recent[-1].end_ns / 1e9 - began for rank in snapshot.ranks]
+    # on a busy machine the command ends some time after its ranks
+    assert 0.99 * sum(trained) <= whole.rank_seconds, "the ledger misses time"
+    assert whole.rank_seconds <= 1.01 * 2 * lasted
     assert sum(row.seconds for row in whole.rows) == pytest.approx(whole.rank_seconds)
 
 

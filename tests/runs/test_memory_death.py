@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from first_lines import first_lines
-from support import LAUNCH, ROOT, Node, train_command
+from support import FORKED, LAUNCH, ROOT, Node, train_command
 
 from zeromon.readout.report import render_run
 from zeromon.readout.verdict import Health
@@ -34,7 +34,7 @@ def cgroup() -> Iterator[Path]:
             folder.rmdir()
         pytest.skip("needs root and a memory controller that can be divided")
     yield folder
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             return folder.rmdir()
@@ -46,7 +46,8 @@ def test_a_leak_is_called_before_the_kernel_kills_and_explained_after(node: Node
     """The alarm comes with the step at which it happens; the record names the kernel and the limit."""
     snapshots: list[RunSnapshot] = []
     script = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'
-    command = ["sh", "-c", script, "sh", *LAUNCH, "2", str(ROOT / "examples" / "leak.py")]
+    command = ["sh", "-c", script, "sh", *FORKED, "2", str(ROOT / "examples" / "leak.py")]
+    command += ["--keep", "5"]
     result = node.run(command, seen=snapshots.append)
     assert result.code != 0
     end = max(rank.steps.last_step for rank in result.snapshot.ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from builders import MS, changed, device_memory, rank, run, summary
 from recordings import RINGS
@@ -160,8 +160,9 @@ DATA_WAIT = Finding(
 )  # fmt: skip
 
 
+@cache
 def snapshot(ranks: int = 2, count: int = 160) -> RunSnapshot:
-    """A run with something to see."""
+    """A run with something to see: a thousand ranks take seconds to make."""
     made = [one_rank(n, count, ranks) for n in range(ranks)]
     late = Straggler(
         rank=1, late_seconds=0.021, share=0.108, since_step=101, phases=("data_wait",),
@@ -179,6 +180,7 @@ def spread(*values: float) -> Spread:
     return Spread(least=least, p5=p5, median=median, p95=p95, most=most)
 
 
+@cache
 def fleet_picture(nodes: int = 2048, each: int = 8) -> RunSnapshot:
     """A run of thousands of ranks, as a Prometheus tells of it: one rank failed, a node is silent."""
     base = snapshot(16)

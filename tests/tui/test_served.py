@@ -57,7 +57,7 @@ def address(tmp_path: Path) -> Iterator[str]:
                                    env=environment, stdout=log, stderr=log)  # fmt: skip
     yield f"http://127.0.0.1:{port}"
     serving.terminate()
-    serving.wait(10)
+    serving.wait(60)
     collector.shutdown()
 
 

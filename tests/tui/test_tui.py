@@ -79,7 +79,7 @@ async def settled(pilot: Pilot[int]) -> None:
     await until(pilot, lambda: pilot.app.model is not None)  # type: ignore[attr-defined]
 
 
-async def until(pilot: Pilot[int], holds: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(pilot: Pilot[int], holds: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, screen_text(pilot.app)  # type: ignore[arg-type]
@@ -88,9 +88,12 @@ async def until(pilot: Pilot[int], holds: Callable[[], bool], seconds: float = 2
 
 
 async def typed(pilot: Pilot[int], keys: str) -> None:
-    """Types *keys*, each once the screen stands still: on a busy machine one is still being drawn."""
+    """Types *keys*, each once the source was read anew and the screen stands still."""
+    source: FixedSource = pilot.app.source  # type: ignore[attr-defined]
     for key in keys.split():
         await pilot.press(key)
+        reads = source.reads
+        await until(pilot, lambda reads=reads: source.reads > reads + 1)
         before = ""
         while before != (before := screen_text(pilot.app)):  # type: ignore[arg-type]
             await pilot.pause(0.1)
@@ -395,7 +398,9 @@ async def test_arrows_go_back_and_forth_in_what_is_kept(make: Make) -> None:
         await until(pilot, lambda: shown() == "kept48")
         await pilot.press("right")
         await until(pilot, lambda: shown() == "kept50")
-        await pilot.press("shift+right", "shift+right", "right")
+        await pilot.press("shift+right")
+        await until(pilot, lambda: shown() == "train_gpt-091500-abc")
+        await pilot.press("shift+right", "right")
         await until(pilot, lambda: shown() == "train_gpt-091500-abc")
         await pilot.press("left")
         await until(pilot, lambda: shown() == "kept68")

@@ -53,7 +53,7 @@ def test_all_ranks_record_exactly_those_steps(node: Node) -> None:
         if run.capture is not None and run.capture.state not in seen:
             seen.append(run.capture.state)
 
-    result = node.run(train_command(2, "fsdp2", "on", "80", program="exposed.py"), seen=look)
+    result = node.run(train_command(2, "fsdp2", "on", "50", program="exposed.py"), seen=look)
     assert result.code == 0, result.output
     made = captured(result.snapshot)
     assert (made.state, made.ranks, made.note) == ("done", (0, 1), "")

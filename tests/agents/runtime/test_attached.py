@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -91,12 +92,18 @@ def story(kind: str, node: Node) -> Joined:
 
 
 @pytest.fixture(scope="module")
-def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Job]]:
-    """Jobs that hang from step 25 on. They are started before all others, for that takes its time."""
-    jobs = {kind: Job(kind, tmp_path_factory.mktemp("hung") / "job", "25") for kind in ("fsdp2", "ddp")}
-    yield jobs
-    for job in jobs.values():
-        job.kill()
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Job]]:
+    """Jobs that hang from step 25 on. DDP's is started before all others, for that takes its time."""
+    start = cache(lambda kind: Job(kind, tmp_path_factory.mktemp("hung") / "job", "25"))
+    jobs = [start("ddp")]
+
+    def job(kind: str) -> Job:
+        jobs.append(start(kind))
+        return jobs[-1]
+
+    yield job
+    for one in jobs:
+        one.kill()
 
 
 FSDP2 = pytest.param("fsdp2", marks=pytest.mark.fsdp2)
@@ -110,7 +117,7 @@ KINDS = [
 
 @pytest.fixture(scope="module", params=KINDS)
 def joined(
-    request: pytest.FixtureRequest, shared_node: Node, hanging: dict[str, Job]
+    request: pytest.FixtureRequest, shared_node: Node, hanging: Callable[[str], Job]
 ) -> Iterator[tuple[str, Joined]]:
     before = os.environ.get("ZEROMON_COLLECTOR")
     os.environ["ZEROMON_COLLECTOR"] = "off"  # this process drives one
@@ -229,10 +236,16 @@ def test_a_rank_in_another_ipc_namespace_keeps_its_ring_in_a_file(node: Node) ->
 # ---- a run that hangs -----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[FSDP2, pytest.param("ddp", marks=pytest.mark.recorder)])
-def hung(request: pytest.FixtureRequest, hanging: dict[str, Job]) -> Iterator[Job]:
+HUNG = [
+    pytest.param("fsdp2", marks=[pytest.mark.fsdp2, pytest.mark.long]),
+    pytest.param("ddp", marks=pytest.mark.recorder),
+]
+
+
+@pytest.fixture(scope="module", params=HUNG)
+def hung(request: pytest.FixtureRequest, hanging: Callable[[str], Job]) -> Iterator[Job]:
     """Rank 0 waits in a collective; DDP's is issued from C++, where no hook would see it."""
-    job = hanging[request.param]
+    job = hanging(request.param)
     folder = job.out.parent
     values = {
         "ZEROMON_DIR": str(folder / "rings"),

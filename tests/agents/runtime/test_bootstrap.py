@@ -17,6 +17,7 @@ from support import (
     Node,
     clean_environment,
     free_port,
+    train_command,
     wait_for,
     without_zeromon,
 )
@@ -158,7 +159,7 @@ def wait_for_record(node: Node, name: str) -> RunSnapshot:
 
 def test_a_thread_of_the_agent_inside_torch_does_not_abort_the_end(node: Node) -> None:
     """The interpreter ends a thread that comes back from C++ then, and C++ calls that an abort."""
-    result = node.run([*RUN, str(PROGRAMS / "busy_heart.py")])
+    result = node.run(train_command(2, program="busy_heart.py"))
     assert result.code == 0, result.output
     assert "terminate called" not in result.output
     assert [rank.steps.watched_steps for rank in result.snapshot.ranks] == [3, 3]
