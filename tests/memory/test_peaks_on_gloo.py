@@ -24,6 +24,8 @@ CASES = [
     for strategy in ("ddp", "fsdp1", "fsdp2", "zero1", "zero2", "zero3")
     for family in FAMILIES
 ]
+PART_ERROR = 0.05
+"""Of the parts below the peak, where ZeRO-2 and 3 hold up to 5 % less than planned."""
 
 
 @pytest.mark.parametrize(("strategy", "family"), CASES)
@@ -52,8 +54,6 @@ def test_the_peak_is_that_of_the_cpu_allocator(
     print(strategy, family, {name: f"{share:+.1%}" for name, share in differences.items()})
     peak = max(actual for _, actual in pairs.values())
     assert row["bytes"]["device"] == pytest.approx(peak, rel=PEAK_ERROR)
-    assert max(abs(planned - actual) for planned, actual in pairs.values()) < PEAK_ERROR * peak, (
-        differences
-    )
+    assert max(map(abs, differences.values())) < PART_ERROR, differences
     if strategy != "zero3":
         assert abs(differences["optimizer step"]) < STEP_ERROR

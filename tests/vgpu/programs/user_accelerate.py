@@ -1,5 +1,6 @@
 """A training loop of one's own by accelerate, with guards against NaN and counts of tokens."""
 
+import sys
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def main() -> None:
     names = accelerator.gather_for_metrics(
         ["x" * (1 + accelerator.process_index)], use_gather_object=True
     )
-    print("trained", len(loader), total / count, best, names, flush=True)
+    sys.stdout.write(f"trained {len(loader)} {total / count} {best} {names}\n")
     accelerator.end_training()
 
 

@@ -50,7 +50,7 @@ def main() -> None:
         enable_checkpointing=False,
     )  # fmt: skip
     trainer.fit(Language(), data, data)
-    print("trained", trainer.global_step, trainer.callback_metrics["train_loss"].item(), flush=True)
+    sys.stdout.write(f"trained {trainer.global_step} {trainer.callback_metrics['train_loss'].item()}\n")
 
 
 if __name__ == "__main__":

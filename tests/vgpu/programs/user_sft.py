@@ -1,5 +1,6 @@
 """Fine-tunes a Llama with LoRA by TRL's SFTTrainer."""
 
+import sys
 import tempfile
 
 import torch
@@ -31,7 +32,7 @@ def main() -> None:
             peft_config=LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
         )  # fmt: skip
         metrics = trainer.train().metrics
-        print("trained", trainer.state.global_step, metrics["train_loss"], flush=True)
+        sys.stdout.write(f"trained {trainer.state.global_step} {metrics['train_loss']}\n")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def main() -> None:
         data = Tokens()
         trainer = transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data)
         metrics = trainer.train().metrics
-        print("trained", trainer.state.global_step, metrics["train_loss"], flush=True)
+        sys.stdout.write(f"trained {trainer.state.global_step} {metrics['train_loss']}\n")
 
 
 if __name__ == "__main__":
