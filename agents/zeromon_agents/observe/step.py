@@ -390,9 +390,15 @@ class Steps:
         if not self._parameters.are_needed or not self.micro_steps or self._context.mode == OFF:
             return
         if self._parameters.have_changed():
-            self._optimizer_from = self._optimizer_from or time.monotonic_ns()
+            # An attach may have put the hooks in place during this step: only another one without
+            # them shows that the optimizer calls none, and so that its count of steps is unknown
+            is_unhooked = self._parameters.showed_step or not self.attached_mid_step
             self._parameters.showed_step = True
-            self._end_step()
+            if is_unhooked:
+                self._optimizer_from = self._optimizer_from or time.monotonic_ns()
+                self._end_step()
+            else:
+                self._parameters.remember()
         # Without a change, what followed the last backward is another micro-step and no optimizer
         self._optimizer_from = 0
 

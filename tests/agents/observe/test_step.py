@@ -298,6 +298,34 @@ def test_steps_of_the_next_model_are_seen_without_an_optimizer_hook(
     assert [event.step for event in events if isinstance(event, StepMark)] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("hooked", [True, False])
+def test_an_attach_during_an_optimizer_does_not_lose_its_count(
+    loop: tuple[Steps, RingReader], hooked: bool
+) -> None:
+    """Its hooks come too late for the step under way; those of an optimizer that calls none never come."""
+    steps, reader = loop
+    steps.attached_mid_step = True
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in range(45):
+        model(torch.ones(1, 1)).sum().backward()
+        is_seen = number >= 41
+        if is_seen:
+            steps.forward_begins(model, (), {})
+            steps.forward_ends()
+            steps.backward_begins()
+            steps.backward_ends()
+        if hooked and number > 41:
+            steps.optimizer_begins(optimizer)
+        optimizer.step()
+        if hooked and number > 41:
+            steps.optimizer_ends(optimizer)
+    steps.end_unhooked_step()
+    events = [decode_record(raw) for raw in reader.read(final=True)]
+    numbers = [event.step for event in events if isinstance(event, StepMark)]
+    assert numbers == ([44, 45] if hooked else [1, 2])
+
+
 def test_a_request_that_brings_no_batch_is_marked(loop: tuple[Steps, RingReader]) -> None:
     """The DataLoader of this rank has no more, while others may have."""
     steps, reader = loop
