@@ -302,7 +302,7 @@ def test_steps_of_the_next_model_are_seen_without_an_optimizer_hook(
 def test_an_attach_during_an_optimizer_does_not_lose_its_count(
     loop: tuple[Steps, RingReader], hooked: bool
 ) -> None:
-    """Its hooks come too late for the step under way; those of an optimizer that calls none never come."""
+    """Its hooks come too late for the step under way; an optimizer that calls none has none."""
     steps, reader = loop
     steps.attached_mid_step = True
     model = torch.nn.Linear(1, 1)
