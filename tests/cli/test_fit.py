@@ -179,6 +179,10 @@ def test_a_variable_takes_the_value() -> None:
         (["--", "torchrun", "train.py", "{stage}"], "{stage} has no values"),
         (["--gpu", "h100", "--devices", "2", "--", *COMMAND], "where the number of devices goes"),
         (["--", "torchrun", "--nproc-per-node", "{devices}", "t.py"], "needs virtual devices"),
+        (
+            ["--gpu", "h100", "--global-batch", "64", "--", "torchrun", "--nproc-per-node", "{devices}"],
+            "--global-batch needs one number of devices",
+        ),
         (["--global-batch", "7", "--", *COMMAND], "needs --ranks"),
         ([], "no command"),
     ],

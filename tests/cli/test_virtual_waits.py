@@ -8,6 +8,7 @@ from builders import MS, rank, state, step
 from zeromon.cli.virtual_waits import HostCalls, modelled_steps, on_modelled_clock, waits_by_unit
 from zeromon.fold.fold import fold_event
 from zeromon.fold.summarize import summarize_rank
+from zeromon.readout.figures import STEP
 from zeromon.readout.text import exposed_unknown
 from zeromon.ring.codes import Phase
 from zeromon_vgpu.timeline import Operation
@@ -75,7 +76,10 @@ def test_a_rank_has_its_waits_by_unit() -> None:
     assert shown.communication.exposed_ratio == 0.4
     assert shown.communication.overlap_ratio == pytest.approx(0.2)
     assert [row.seconds for row in shown.communication.traffic] == pytest.approx([0.003, 0.002])
-    assert on_modelled_clock(rank(0), [], waits) == rank(0), "of a rank that was not timed"
+    assert [row.count for row in shown.communication.traffic] == [2, 2]
+    assert shown.steps.phase_seconds["backward"] == pytest.approx(0.012)
+    untimed = on_modelled_clock(rank(0), [], waits)
+    assert STEP.of_rank(untimed) is None, "not the time of this host"
 
 
 def test_a_live_rank_on_a_virtual_device_shows_no_times_of_this_host() -> None:
@@ -88,4 +92,4 @@ def test_a_live_rank_on_a_virtual_device_shows_no_times_of_this_host() -> None:
     assert timed.communication.exposed_ratio == 0.0
     assert counted.communication.exposed_ratio is None and counted.steps.last_step == 3
     assert counted.on_virtual_device and not timed.on_virtual_device
-    assert exposed_unknown(counted) == "times are this host's until the preflight ends"
+    assert exposed_unknown(counted) == "on modelled devices, this machine's times say nothing of it"

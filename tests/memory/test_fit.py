@@ -194,6 +194,13 @@ def test_a_larger_launch_comes_after_a_smaller_one() -> None:
     assert next_device_count([launched_on(2, 8)], [1, 2, 4, 8]) == 4
 
 
+def test_a_search_goes_on_from_another_one() -> None:
+    """That one had other counts: 2 devices are enough, and the question is now between 1 and 4."""
+    trials = [launched_on(2, 2), launched_on(1, 2)]
+    assert next_device_count(trials, [1, 4]) == 4
+    assert next_device_count([*trials, launched_on(4, 2)], [1, 4]) is None
+
+
 def setup_of(framework: str) -> Setup:
     plan = ShardPlan(
         stage=ZeroStage.PARAMETERS, ranks=8, framework=framework, precision=Precision.mixed()

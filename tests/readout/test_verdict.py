@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import changed, rank, run, short_of_cpus
+from builders import changed, device_memory, rank, run, short_of_cpus
 from first_lines import first_lines
 
 from zeromon.diagnosis.engine import FindingHistory, advise
@@ -249,6 +249,21 @@ def test_a_finished_run_with_wrong_results_is_not_calm() -> None:
     judged = judge_run(_two(ended=True, findings=(_NAN,)))
     assert (judged.health, judged.severity) == (Health.FINISHED, Severity.CRITICAL)
     assert judged.cause == "rank 1: the loss is NaN since step 25"
+
+
+def test_a_preflight_says_that_it_fits_unless_its_memory_runs_out() -> None:
+    """Before its waits; of a leak that fills the device, the leak alone."""
+
+    def cause(findings: tuple[Finding, ...] = (), **facts: Any) -> str:
+        virtual = rank(0, memory_device=device_memory(), **facts)
+        made = run(replace(virtual, device="cuda:0 (virtual)"))
+        over = _ended(made, {"ended": "finished"})
+        return judge_run(replace(over, findings=(*over.findings, *findings))).cause
+
+    assert cause().startswith("fits, with a peak of ")
+    exposed = cause((_EXPOSED,))
+    assert exposed.startswith("fits, with a peak of ") and exposed.endswith("exposed is 45.0 %")
+    assert "fits" not in cause(risks=(_risk(0.95),))
 
 
 def test_a_death_does_not_hide_what_threatened_the_run_before() -> None:

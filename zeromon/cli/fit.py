@@ -18,7 +18,7 @@ With --gpu, each launch runs on virtual devices, without a GPU, as zeromon prefl
 
 Without {micro_batch}, or where --min and --max are equal, the batch stays as it is. zeromon then finds
 the cheapest stage that fits, as `zeromon plan` ranks them: the one that communicates least. {devices}
-needs --gpu: zeromon finds the fewest that fit, by halves, under the stage that needs the least memory.
+needs --gpu: zeromon finds the fewest that fit by bisection, under the stage that needs least memory.
 
   zeromon fit --gpu 24GiB --stages ddp,fsdp2 -- torchrun ... train.py --strategy {stage}
   zeromon fit --gpu 24GiB --devices 1,2,4,8 -- deepspeed --num_gpus {devices} train.py
@@ -50,7 +50,7 @@ import msgspec
 from zeromon.base.errors import LaunchError, PlanError
 from zeromon.base.units import human_bytes, human_count
 from zeromon.cli import tell_user
-from zeromon.cli.measured_launch import Request, run_launch
+from zeromon.cli.measured_launch import Request, lasting_hang, run_launch
 from zeromon.cli.parser import add_flag, add_list, add_option, positive
 from zeromon.cli.plan_setup import read_config_file
 from zeromon.cli.report import snapshot_or_none
@@ -80,6 +80,7 @@ from zeromon.readout.preflight import Two
 from zeromon.readout.tables import Column, aligned_table, text_table
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
+from zeromon.snapshot import RunSnapshot
 
 FIELDS = ("micro_batch", "stage", "accumulation")
 _DEVICE_COUNTS = (1, 2, 4, 8)
@@ -150,6 +151,8 @@ def _check_places(template: Template, options: argparse.Namespace) -> None:
          "Like --stages ddp,fsdp2-zero2,fsdp2, or --stages 1,2,3."),
         (options.devices and not of_devices, f"{nowhere} number of devices goes",
          "Write {devices} in its place: -- torchrun --nproc-per-node {devices} train.py."),
+        (of_devices and options.global_batch, "--global-batch needs one number of devices",
+         "Leave one of --global-batch and {devices} out."),
         (of_devices and not options.gpu, "{devices} needs virtual devices",
          "Like --gpu h100, --gpu a100-40, --gpu 24GiB."),
         (not (options.stages or of_devices or template.has_place("micro_batch")),
@@ -343,6 +346,7 @@ class _Search:
         self.key = hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
         self._state = paths.record_store_root() / "fit" / f"{self.key}.json"
         self.machine: VirtualMachine | None = None
+        self._hang = ""
         """Where the launches run; None for the machine itself."""
         self.trials: list[Trial] = []
         self.notes: list[str] = []
@@ -432,12 +436,16 @@ class _Search:
             trial=trial, command=command, environment=environment, name=name,
             log=folder / f"launch{number}.log", steps=self._options.steps, ranks=ranks,
             most_seconds=self._options.seconds,
+            stop_reason=self._note_hang if self.machine is not None else lambda _: "",
             # a virtual device's step has another length on a host that its ranks do not share
             best=self._best_estimate(stage) if self.machine is None else None,
             expected_bytes=None if memory_line is None else memory_line.at(size),
         )  # fmt: skip
         done = run_launch(request, lambda message: show_progress(f"  {message}"))
         show_progress("")
+        if self._hang:
+            way_out = "zeromon preflight of the same command shows where each rank stands."
+            raise LaunchError(f"launch {number} hangs: {self._hang}", way_out)
         if self.machine is not None and (run := snapshot_or_none(done.run)) is not None:
             done = with_device_seconds(done, self.machine.steps_of_ranks(run))
         if self.machine is not None and "host memory" in done.outcome:
@@ -449,6 +457,10 @@ class _Search:
             replace_file(folder / self._state.name, msgspec.json.encode(self.trials))
         tell_user(f"  {done.outcome or 'measured'}: {_peaks_text(done)}, {done.wall_seconds:.1f} s")
         self._check_batch(done)
+
+    def _note_hang(self, run: RunSnapshot) -> str:
+        self._hang = lasting_hang(run)
+        return self._hang
 
     def _check_batch(self, done: Trial) -> None:
         """Notes where the run's own micro-batch is another than what was set."""
@@ -514,9 +526,11 @@ class _Search:
 
     def reasons(self) -> list[str]:
         """Why no other stage and no smaller number of devices is recommended."""
+        has_size = self.has_batch_place
         reasons = [
-            f"{self.label(trial.stage, trial.devices)} does not fit: {trial.outcome}"
-            for trial in (self.trials if self.has_fixed_batch else self._device_trials())
+            f"{self.label(trial.stage, trial.devices)}{f', micro-batch {trial.micro_batch}' * has_size} "
+            f"does not fit: {trial.outcome}"
+            for trial in self.trials
             if not trial.fits
         ]
         chosen, rows = self.cheapest(), self._rows()
@@ -540,7 +554,7 @@ class _Search:
             *([Column("batch", lambda row: row.micro_batch)] if self.has_batch_place else []),
             Column("fits", lambda row: "yes" if row.fits else "no"),
             Column("peak", lambda row: row.peaks.get(pool), BYTES),
-            Column("headroom", lambda row: row.headroom(pool), BYTES, unknown="none"),
+            Column("headroom", lambda row: row.headroom(pool) if row.fits else 0, BYTES),
             Column("step", lambda row: row.seconds if row.fits else None, SECONDS),
             Column("sent/step", lambda row: sent.get((row.stage, row.devices)), BYTES),
         ]

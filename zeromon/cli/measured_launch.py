@@ -17,6 +17,7 @@ from zeromon.base.errors import LaunchError, RunNotFound, SourceError
 from zeromon.memory.fit import DEVICE, HOST, Trial, loses_beyond_noise
 from zeromon.probes.host_memory import Footprint
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
+from zeromon.readout.verdict import hang_text
 from zeromon.ring import paths
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon.snapshot import RankSnapshot, RiskCause, RunSnapshot
@@ -61,6 +62,15 @@ class Request:
     """How many report; 0: all of the world."""
     stop_reason: Callable[[RunSnapshot], str] = lambda _: ""
     """Says of a snapshot why the launch is over, "" while it goes on."""
+
+
+def lasting_hang(run: RunSnapshot) -> str:
+    """The first hang that lasts, in words; by then the ranks have sent the lines where they stand."""
+    lasting = (hang for hang in run.hangs if hang.seconds > _HANG_SECONDS and not hang.pause)
+    return next((hang_text(run, hang) for hang in lasting), "")
+
+
+_HANG_SECONDS = 15.0
 
 
 def run_launch(request: Request, tell: Callable[[str], None]) -> Trial:

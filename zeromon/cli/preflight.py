@@ -26,9 +26,9 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from zeromon.base.errors import LaunchError
+from zeromon.base.errors import LaunchError, ZeromonError
 from zeromon.cli import tell_user
-from zeromon.cli.measured_launch import Request, run_launch
+from zeromon.cli.measured_launch import Request, lasting_hang, run_launch
 from zeromon.cli.parser import add_flag, add_option, positive
 from zeromon.cli.report import snapshot_of, snapshot_or_none
 from zeromon.cli.terminal import show_json, show_progress, show_text
@@ -43,7 +43,6 @@ from zeromon.diagnosis.engine import BY_SEVERITY, advise
 from zeromon.memory.fit import Trial
 from zeromon.readout.figures import STEP
 from zeromon.readout.preflight import Preflight, preflight_result, preflight_text
-from zeromon.readout.verdict import hang_text
 from zeromon.ring import paths
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.storage.run_store import Store
@@ -73,7 +72,8 @@ def call(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise LaunchError("no command to run", "zeromon preflight -- torchrun ... train.py")
-    name = options.name or f"preflight-{paths.new_run_id(command)}"
+    # As `zeromon run` does: an earlier record of that name stays
+    name = Store().free_name(options.name or f"preflight-{paths.new_run_id(command)}", 0.0)
     measured = snapshot_of(options.calibrate)[0] if options.calibrate else None
     with virtual_machine(command, options, name) as machine:
         if measured is not None:
@@ -145,7 +145,10 @@ def _show_answer(
     on_host = max((STEP.of_rank(rank) or 0.0 for rank in run.ranks), default=0.0)
     run, waits = machine.on_its_clock(run, launched.rings)
     run = _judged_run(run, has_steps=not outcome and not error)
-    replace_record(Store(), run)
+    try:
+        replace_record(Store(), run)
+    except (OSError, ZeromonError) as failure:
+        tell_user(f"the record of {run.run} could not be replaced: {failure}")
     result = preflight_result(
         run, machine.device, launched.ranks, outcome or error, options.steps, steps, waits,
         on_host or None, machine.operator_seconds,
@@ -166,7 +169,9 @@ def _judged_run(run: RunSnapshot, *, has_steps: bool) -> RunSnapshot:
     """Returns *run* with findings on the times of its devices. *has_steps*: for which it was ended."""
     if has_steps:
         ranks = (
-            rank.with_status(ended="finished", failed=False).with_communication(in_flight=())
+            rank.with_status(ended="finished", failed=False, exception="").with_communication(
+                in_flight=()
+            )
             for rank in run.ranks
         )
         run = replace(run, ranks=tuple(ranks))
@@ -181,10 +186,5 @@ def _depends_on_times(finding: Finding) -> bool:
 
 
 def _reason_to_stop(rings: RankRings, run: RunSnapshot) -> str:
-    """The first hang that lasts; by then the ranks have sent the lines where they stand."""
     rings.open_new()
-    lasting = (hang for hang in run.hangs if hang.seconds > _HANG_SECONDS and not hang.pause)
-    return next((hang_text(run, hang) for hang in lasting), "")
-
-
-_HANG_SECONDS = 15.0
+    return lasting_hang(run)

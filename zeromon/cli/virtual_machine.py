@@ -107,9 +107,9 @@ class VirtualMachine:
         return replace(self, device=label, operator_seconds=speeds["operator_ns"] / 1e9)
 
     def steps_of_ranks(self, run: RunSnapshot) -> list[tuple[Two, Two]]:
-        """Seconds of a step and of its exposed communication on the devices of some ranks."""
+        """Seconds of a step and of its exposed communication on the devices of the ranks."""
         steps = []
-        for rank in run.ranks[:MAX_PROCESSES]:
+        for rank in run.ranks:
             # what the first steps do once, the later ones do not
             windows = [(s.start_ns, s.end_ns) for s in rank.steps.recent if s.step > 1]
             if kinds := unhindered_steps(
@@ -126,13 +126,13 @@ class VirtualMachine:
     ) -> tuple[RunSnapshot, dict[int, Sequence[UnitWait]]]:
         """Returns *run* with the times of its devices, and the waits of each rank that was timed."""
         ranks, waits = [], dict[int, Sequence[UnitWait]]()
-        for rank in run.ranks[:MAX_PROCESSES]:
+        for rank in run.ranks:
             operations = list(read_timeline(self.folder, f"{rank.rank}-{rank.pid}"))
             calls = rings.calls(rank.pid)
             waits[rank.rank] = waits_by_unit(operations, calls)
             steps = modelled_steps(rank.steps.recent, operations, calls)
             ranks.append(on_modelled_clock(rank, steps, waits[rank.rank]))
-        return replace(run, ranks=(*ranks, *run.ranks[MAX_PROCESSES:]), stragglers=()), waits
+        return replace(run, ranks=tuple(ranks), stragglers=()), waits
 
 
 @contextmanager
@@ -154,10 +154,11 @@ def virtual_machine(
     libraries = _build_libraries(torch)
     root = paths.choose_ring_root().parent
     _remove_abandoned(root)
-    folder = paths.make_private_folder(root / f"zeromon-{name}")
-    lock = try_lock_file(folder / _LOCK)
+    folder, lock = paths.make_private_folder(root / f"zeromon-{name}"), None
     earlier_folder = os.environ.get("ZEROMON_DIR")
     try:
+        with suppress(OSError):  # of a file system without locks, where nothing is ever abandoned
+            lock = try_lock_file(folder / _LOCK)
         write_machine(folder, changes=values)
         # Its own collector, which reads the virtual NVML: one of this node would read the real one
         os.environ["ZEROMON_DIR"] = str(folder / "live")

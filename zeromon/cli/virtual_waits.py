@@ -41,7 +41,7 @@ class HostCalls(NamedTuple):
     callers: list[Caller]
     """The collectives."""
     phases: list[tuple[int, int, Phase]]
-    """When each began and ended, likewise."""
+    """Begin and end of each, likewise, and which one."""
     step_ends: dict[int, int]
     """When the host had enqueued which step."""
 
@@ -151,12 +151,6 @@ _SEND_RECEIVE = "send_recv"
 """NCCL's kernel for sends, receives and all-to-all."""
 
 
-def kernel_op(name: str) -> str:
-    """Returns ``all_reduce`` for ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``."""
-    camel = name.removeprefix("ncclDevKernel_").partition("_")[0].partition("(")[0]
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", camel).lower()
-
-
 # ---- the rank on that clock ----------------------------------------------------------------------
 
 
@@ -218,7 +212,7 @@ def on_modelled_clock(
 ) -> RankSnapshot:
     """Returns *rank* with the modelled *steps*, and with the *waits* of its units in one of them."""
     if not steps:
-        return rank
+        return replace(rank, steps=replace(rank.steps, median_seconds=None, mean_seconds=None))
     seconds = [step.seconds for step in steps]
     exposed, duration = sum(step.exposed_ns for step in steps), sum(seconds)
     sent = sum(step.communication_ns for step in steps)
@@ -227,19 +221,20 @@ def on_modelled_clock(
         steps=replace(
             rank.steps, recent=tuple(steps), median_seconds=median(seconds), mean_seconds=fmean(seconds),
             total_seconds=duration,
+            phase_seconds={p.label: sum(step.phase_ns[p] for step in steps) / 1e9 for p in Phase},
         ),
         communication=replace(
             rank.communication,
             overlap_ratio=overlap_ratio(sent, exposed), exposed_ratio=exposed / 1e9 / duration,
             exposed_seconds=exposed / 1e9 / len(steps), wait_seconds=None, late_seconds=None,
             untimed={},
-            traffic=tuple(_stats_row(wait, rank.communication.collectives) for wait in waits),
+            traffic=tuple(_stats_row(w, rank.communication.collectives, len(steps)) for w in waits),
         ),
     )  # fmt: skip
 
 
-def _stats_row(wait: UnitWait, totals: Sequence[CollectiveRow]) -> CollectiveStatsRow:
-    """The row of a unit's *wait*; its group is known where only one has such collectives."""
+def _stats_row(wait: UnitWait, totals: Sequence[CollectiveRow], steps: int) -> CollectiveStatsRow:
+    """The row of a unit's *wait* in so many *steps*; its group is known where one alone has such."""
     rows = [row for row in totals if row.op == wait.op]
     of_group = rows[0] if len(rows) == 1 else None
     rate = wait.nbytes / wait.seconds if wait.seconds else None
@@ -249,8 +244,8 @@ def _stats_row(wait: UnitWait, totals: Sequence[CollectiveRow]) -> CollectiveSta
         op=wait.op, phase=wait.phase, unit=wait.unit, calls=wait.calls, nbytes=wait.nbytes,
         group=of_group.group if of_group else "", group_size=of_group.group_size if of_group else 0,
         nodes=of_group.nodes if of_group else 0, dim=of_group.dim if of_group else "",
-        count=sum(row.count for row in rows), seconds=wait.seconds,
-        exposed_seconds=wait.exposed_seconds, exposed_total_seconds=wait.exposed_seconds,
+        count=round(wait.calls * steps), seconds=wait.seconds,
+        exposed_seconds=wait.exposed_seconds, exposed_total_seconds=steps * wait.exposed_seconds,
         wait_seconds=None, transfer_seconds=wait.seconds, algbw_bytes_per_second=rate,
         busbw_bytes_per_second=busbw, best_busbw_bytes_per_second=busbw or 0.0,
     )  # fmt: skip

@@ -212,10 +212,11 @@ def _size_leaving_free(share: float, trials: Sequence[Trial], sizes: Sequence[in
 
 
 def next_device_count(trials: Sequence[Trial], counts: Sequence[int]) -> int | None:
-    """Returns which of *counts* to launch next, by halves; None: the fewest that fit are known."""
+    """Returns which of *counts* to launch next, by bisection; None: the fewest that fit are known."""
     # More devices never take more memory of each, and a smaller launch takes less time
     too_few = max((t.devices for t in trials if not t.fits), default=0)
-    enough = min((t.devices for t in trials if t.fits), default=counts[-1] + 1)
+    # Of these counts alone: an earlier search may have had others
+    enough = min((t.devices for t in trials if t.fits and t.devices in counts), default=counts[-1] + 1)
     open_counts = [count for count in counts if too_few < count < enough]
     return open_counts[(len(open_counts) - 1) // 2] if open_counts else None
 

@@ -226,7 +226,8 @@ def head_block(run: RunSnapshot, annotation: About) -> str:
         ranks = f"{count} of {first_rank.world_size} ranks on {run.node}"
         rows.append(f"  ranks     {ranks}, {first_rank.strategy}, {first_rank.device}")
         if first_rank.on_virtual_device:
-            rows.append(_wrap_text(_OF_PREFLIGHT))
+            is_modelled = any(not step.idle for step in first_rank.steps.recent)
+            rows.append(_wrap_text(f"devices   modelled, {_MODELLED if is_modelled else _HOST_TIMES}"))
     started = [rank for rank in run.ranks if rank.ledger.startup_seconds is not None]
     if started:
         longest = max(started, key=lambda rank: rank.ledger.startup_seconds or 0.0)
@@ -242,10 +243,11 @@ def head_block(run: RunSnapshot, annotation: About) -> str:
     return "\n".join(rows)
 
 
-_OF_PREFLIGHT = (
-    "devices   modelled, by zeromon preflight: times are those of the devices and of a host that always "
-    "takes the same for an operator, without those of data loading and of the script's own code"
+_MODELLED = (
+    "by zeromon preflight: times are those of the devices and of a host that always takes the same for "
+    "an operator, without those of data loading and of the script's own code"
 )
+_HOST_TIMES = "but the times of steps are those of this machine"
 
 
 def _shown_ranks(run: RunSnapshot) -> Sequence[RankSnapshot]:

@@ -278,7 +278,7 @@ def exposed_unknown(rank: RankSnapshot) -> str:
     if rank.communication.exposed_ratio is not None:
         return ""
     if rank.on_virtual_device:
-        return "times are this host's until the preflight ends"
+        return "on modelled devices, this machine's times say nothing of it"
     if rank.communication.untimed_ratio is not None and rank.communication.untimed_ratio > UNTIMED:
         untimed = human_ratio(rank.communication.untimed_ratio)
         return f"{untimed} of its collectives are {_untimed_place(rank)}"

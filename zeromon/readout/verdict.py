@@ -367,7 +367,8 @@ def judge_run(run: RunSnapshot) -> Verdict:
         health = Health.STOPPED if is_stopped else Health.FINISHED
         trained = any(rank.steps.watched_steps for rank in run.ranks)
         final = threat or _of_health(health, _largest_wait(run) if trained else _no_step_text(run))
-        cause = f"{_fits_text(run)}{final.cause}" if trained else final.cause
+        has_room = trained and (threat is None or threat.health is Health.SLOW)
+        cause = f"{_fits_text(run) if has_room else ''}{final.cause}"
         return replace(final, health=health, cause=cause, outcome=text.run_state(run))
     return threat or _verdict_when_healthy(run)
 
