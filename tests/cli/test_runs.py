@@ -177,3 +177,16 @@ def test_a_replay_needs_a_record_with_snapshots(tmp_path: Path, verb: str) -> No
         done = zeromon(tmp_path, verb, *words, "--replay", ZEROMON_PROMETHEUS="http://127.0.0.1:1")
         assert done.returncode == 2
         assert "the record of baseline has no snapshots from before its end" in done.stderr
+
+
+def test_a_ring_that_cannot_be_read_does_not_hide_the_record(tmp_path: Path, store: Store) -> None:
+    """A collector that is too busy to answer leaves the rings of a run that it has recorded."""
+    folder = tmp_path / "rings" / "base"
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "rank0.1.ring").write_text("")
+    (folder / "run.json").write_text(json.dumps({"run": "base", "started": 1000.0}))
+    done = zeromon_here(tmp_path, "report", "base")
+    assert done.stdout.startswith("run base: finished"), done.stdout
+    store.remove("base")
+    alone = zeromon_here(tmp_path, "report", "base")
+    assert "is not a ring" in alone.stdout, "it is all that is known"

@@ -246,8 +246,9 @@ def _find_newest_snapshot(name: str | None) -> RunSnapshot:
         if not snapshots:
             raise
     exact = [run for run in snapshots if run.run == name]
-    # the same run may be stored and live: the newer snapshot is the more complete one
-    return max(exact or snapshots, key=lambda run: (run.started_wall, run.taken_wall))
+    # The same run may be stored and live: the newer snapshot is the more complete one, unless its rings
+    # cannot be read: a collector that is too busy to answer may know what was in them
+    return max(exact or snapshots, key=lambda run: (run.started_wall, bool(run.ranks), run.taken_wall))
 
 
 def snapshot_or_none(name: str) -> RunSnapshot | None:
