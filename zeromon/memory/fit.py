@@ -285,7 +285,7 @@ def least_memory_first(names: Sequence[str]) -> list[str]:
 
 
 def rows_of_stages(names: Sequence[str], setup: Setup | None) -> dict[str, Row]:
-    """Returns the prediction for each known one of *names*, of which the first ran as *setup*."""
+    """Returns stage -> predicted row, of the known stages in *names*; *setup*: that of the first."""
     if setup is None:
         return {}
     plans = {name: _plan_of_stage(setup, name) for name in names[1:]} | {names[0]: setup.plan}

@@ -251,8 +251,8 @@ def _decode_chunk(chunk: bytes, data: TraceData) -> Iterator[Event]:
     except UNREADABLE:
         # null for numbers that are not finite, in UTF-8 without control characters
         cleaned = body.translate(_NO_CONTROL).decode("utf-8", "replace").encode()
-        mended = _NOT_FINITE.sub(rb"\1null", cleaned)
-    for value in _split_values(mended):
+        repaired = _NOT_FINITE.sub(rb"\1null", cleaned)
+    for value in _split_values(repaired):
         event = _decode_event(value)
         if event:
             yield event

@@ -146,7 +146,7 @@ int destroy(T* object) {
 
 int answer(const Convolution& convolution, int* count, Performance* results) {
   std::memset(results, 0, sizeof *results);
-  results->algorithm = 1;  // by implicit products, in all three passes
+  results->algorithm = 1;  // implicit matrix products, in each of the three passes
   results->determinism = 1;
   results->memory = static_cast<std::size_t>(convolution.workspace());
   results->math = convolution.tensor_cores ? 0 : kNoTensorCores;
