@@ -116,10 +116,10 @@ _WIDE = 32
 _FROM_THE_TOP = {**titled_axis(""), "autorange": "reversed"}
 """An axis of rows, the first at the top."""
 PHASE_COLOURS = {
-    "forward": "#0072B2", "backward": "#56B4E9", "optimizer": "#009E73", "cpu_optimizer": "#CC79A7",
-    "exposed": "#D55E00", "data_wait": "#F0E442", "evaluation": "#882255", "checkpoint": "#DDCC77",
-    "garbage_collection": "#8a5f3c", "compile": "#6a55d9", "generation": "#117733",
-    "other": "#999999",
+    "forward": "#3f95d0", "backward": "#0b66ab", "optimizer": "#5b86b8", "cpu_optimizer": "#8fb3d6",
+    "exposed": "#7d57ad", "data_wait": "#e08a1e", "evaluation": "#7a8591", "checkpoint": "#b3a57a",
+    "garbage_collection": "#8a5f3c", "compile": "#5f6974", "generation": "#1d4271",
+    "other": "#9aa3ad",
 }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def test_a_script_does_the_same_on_gloo(
         facts = rank_facts(cpu)
         assert len(facts["steps"]) == STEPS and min(count for _, count, _ in facts["steps"]) > 0
         virtual = rank_facts(device)
-        # The record of a preflight has the steps whose clock was modelled: neither the first nor the last
+        # The record of a preflight has the steps whose clock was modelled: not the first or last
         assert set(virtual.pop("steps")) == set(facts.pop("steps")[2:-1])
         assert virtual == facts
     row = table_row(name, rank_facts(modelled["ranks"][0]))
