@@ -127,9 +127,13 @@ def data_grid(
     rows: Props,
     height: int,
     empty: str = "nothing to show",
+    row_height: int = 28,
     **options: Any,
 ) -> Any:
-    """A table of *rows*, at most *height* pixels high. *empty*: without rows; *options*: of AG Grid."""
+    """A table of *rows*, at most *height* pixels high; *empty*: without rows; *options*: of AG Grid.
+
+    *row_height*: about how high a row is, where text wraps.
+    """
     return dag.AgGrid(
         id=name,
         columnDefs=list(columns),
@@ -155,7 +159,7 @@ def data_grid(
             "localeText": {"noRowsToShow": empty},
             **options,
         },
-        style={"height": min(height, 90 + 28 * max(2, len(rows["rowData"])))},
+        style={"height": min(height, 90 + row_height * max(2, len(rows["rowData"])))},
         **rows,
     )
 

@@ -123,7 +123,7 @@
       return ofSteps(first <= last ? `${first}-${last}` : `${last}-${first}`);
     },
 
-    measured: (metric) => (metric ? searched((query) => put(query, "metric", metric, "step")) : skip()),
+    measured: (metric) => (metric ? searched((query) => put(query, "metric", metric, "late")) : skip()),
 
     changed: (clicks, enters) =>
       clicks || enters ? searched((query) => put(query, "changes", typed("changes").trim(), "")) : skip(),

@@ -84,11 +84,12 @@ class Overview(View):
                 f"all {human_count(fleet.ranks)} ranks on {human_count(len(fleet.nodes))} nodes",
             )
             return
+        scale = "shares of a step" if options.shares else "mean"
         chosen, is_high = answers.step_bars(model.run), height >= 30
-        bars.styles.height = (len(chosen) * 2 if is_high else len(chosen) + 1) + 2
+        bars.styles.height = len(chosen) * (1 + is_high) + (not is_high or options.letters) + 2
         bars.show(
             lambda width, _h: waits_lines(chosen, options, width, with_text=is_high),
-            f"What does a step wait for? mean of the {answers.window_text(model.run)}",
+            f"What does a step wait for? {scale}, {answers.window_text(model.run)}",
         )
 
     def sheet(self, model: ViewModel) -> TableExport[Any]:
@@ -117,12 +118,13 @@ def waits_lines(
             ("data_wait" if segment.late else _TONES_OF_KINDS[segment.kind], segment.seconds)
             for segment in bar.segments
         ]
-        bar_spans = stacked_bar(sizes, longest, max(4, width - label - 10), letters=options.letters)
+        of = bar.seconds if options.shares else longest
+        bar_spans = stacked_bar(sizes, of, max(4, width - label - 10), letters=options.letters)
         time = (fit(human_seconds(bar.seconds), 10, right=True), "bold")
         rows.append([(fit(name, label), "bold"), *bar_spans, time])
         if with_text:
             rows.append([(fit("", label), ""), (bar.text, "dim")])
-    if not with_text:
+    if not with_text or options.letters:
         kinds = dict.fromkeys(segment.kind for bar in bars for segment in bar.segments)
         names = {tone: str(kind) for kind, tone in _TONES_OF_KINDS.items()} | {"other": "own code"}
         rows.append(_join_legend([_TONES_OF_KINDS[kind] for kind in kinds], options, names))
