@@ -24,8 +24,8 @@ def first_lines(shown: RunSnapshot) -> Verdict:
     assert answers.startswith(f"{SIGNS[judged.severity]} {judged.health}: {judged.cause}")
     parts = page_of(Known(Route(run="r", page="ranks"), shown, {})).parts
     assert parts["health"]["children"] == judged.health
-    detail = parts["verdict"]["children"]
-    assert "; ".join(filter(None, (parts["cause"]["children"], detail))).startswith(judged.cause)
+    clauses = (parts["cause"]["children"], parts["detail"]["children"].removesuffix("; "))
+    assert "; ".join(filter(None, clauses)) == judged.cause
     text = Writer().write((shown,), None, openmetrics=False).decode()
     assert (f'health="{judged.health}"' in text) == bool(shown.ranks)
     return judged

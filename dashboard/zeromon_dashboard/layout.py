@@ -51,11 +51,11 @@ def page_skeleton(
         dmc.Group(id="about", gap="xs", **props["about"]),
         dmc.Badge(id="state", variant="dot", **props["state"]),
     ]
-    change = "#changes" if route.page == "overview" else f"/run/{quote(route.run)}/advice"
+    change = "#to-change" if route.page == "overview" else f"/run/{quote(route.run)}/advice"
     banner = [
         html.Div([html.Span(id="sign", **props["sign"]), html.Span(id="health", **props["health"])],
                  className="word"),
-        html.Div([html.P(id="cause", **props["cause"]), html.P(id="verdict", **props["verdict"])]),
+        html.Div([html.P(id="cause", **props["cause"]), html.P([html.Span(id="detail", **props["detail"]), html.Span(id="verdict", **props["verdict"])])]),
         html.A("What to change", id="act", href=change),
     ]  # fmt: skip
     return dmc.Stack(
@@ -105,9 +105,8 @@ def _page_head_props(view: Known) -> Parts:
         "facts": {"children": facts},
         "about": {"children": [*tags, *remarks]},
         "state": {"children": state, "color": colour},
-        "verdict": {
-            "children": "; ".join(filter(None, (judged.detail, state_beside(judged.health, run))))
-        },
+        "detail": {"children": judged.detail and f"{judged.detail}; "},
+        "verdict": {"children": state_beside(judged.health, run)},
         "life": {"style": {"background": _gradient(life)}, "title": life_text(life)},
         "when": _moments(view),
     }

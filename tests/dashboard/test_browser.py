@@ -192,7 +192,7 @@ def test_every_page_loads_without_an_error_and_asks_nobody_else(site: Site, tab:
         tab.page.set_viewport_size(DESK)
     tab.go(site.base)
     assert tab.barriers() == []
-    wait_for(lambda: {"live-run", "evil"} <= set(tab.page.locator("[col-id=run]").all_inner_texts()))
+    wait_for(lambda: {"live-run", "evil"} <= set(tab.page.locator("[col-id=link]").all_inner_texts()))
     assert tab.wrong == []
 
 

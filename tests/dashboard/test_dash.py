@@ -398,7 +398,7 @@ def test_a_large_run_says_how_much_of_it_is_shown() -> None:
     text = json.dumps(overview["spreads"], default=lambda made: made.to_plotly_json())
     assert "16,384 ranks" in text and "444.0 ms" in text
     assert "2,048 nodes" in overview["facts"]["children"]
-    notes = json.dumps(overview["changes"], default=lambda made: made.to_plotly_json())
+    notes = json.dumps(overview["to-change"], default=lambda made: made.to_plotly_json())
     assert "is 12.00 s ahead" in notes
 
 
@@ -557,7 +557,7 @@ def test_a_tab_is_sent_what_changed_and_points_at_the_end(growing: tuple[Growing
     clock.now += 1
     body = sent(feeds, where, cursor.as_json())
     assert body["extend"]["step-time"] == [{"x": [[30, 31, 32]], "y": [[100.0] * 3]}, [0]]
-    assert body["props"]["verdict"]["children"].endswith("; running, step 33")
+    assert body["props"]["verdict"]["children"] == "running, step 33"
     assert "figure" not in body["props"].get("step-time", {})
     again = sent(feeds, where, body["cursor"])
     assert (again["props"], again["extend"]) == ({}, {})
@@ -630,7 +630,7 @@ def test_when_the_run_does_not_answer_what_is_known_stays_and_says_how_old_it_is
     assert body["props"]["state"]["children"] == "no answer"
     assert body["props"]["health"]["children"] == "unknown"
     assert body["props"]["cause"]["children"] == "no answer from its collector for 7.00 s"
-    assert body["props"]["verdict"]["children"].startswith("before: healthy")
+    assert body["props"]["detail"]["children"].startswith("before: healthy")
     source.dead, source.steps = False, 40
     clock.now += 1
     body = sent(feeds, where, body["cursor"])

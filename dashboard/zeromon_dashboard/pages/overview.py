@@ -47,7 +47,7 @@ def content(view: Known) -> Page:
         {
             "waits": {"children": _waits(run)},
             "waits-window": {"children": f"mean of the {window_text(run)}"},
-            "changes": {"children": _changes(run)},
+            "to-change": {"children": _changes(run)},
             "memory-answer": {"children": memory_answer(run)},
             **{f"{name}-title": {"children": drawn[name].title} for name in _MAIN if name in drawn},
             "run-about": {"children": head_block(run, view.about)},
@@ -75,7 +75,7 @@ def skeleton(props: Parts, _: Route) -> list[Any]:
                     [html.Span("What does a step wait for? "), spans["waits-window"]],
                     html.Div(id="waits", **props["waits"]),
                 ),
-                _panel(["What do I change?"], html.Div(id="changes", **props["changes"])),
+                _panel(["What do I change?"], html.Div(id="to-change", **props["to-change"])),
                 _panel([spans["step-time-title"]], widgets.graph("step-time", props)),
                 _panel(
                     [html.Span("Will it run out of memory? "), spans["memory-answer"]],
