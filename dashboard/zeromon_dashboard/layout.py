@@ -55,7 +55,12 @@ def page_skeleton(
     banner = [
         html.Div([html.Span(id="sign", **props["sign"]), html.Span(id="health", **props["health"])],
                  className="word"),
-        html.Div([html.P(id="cause", **props["cause"]), html.P([html.Span(id="detail", **props["detail"]), html.Span(id="verdict", **props["verdict"])])]),
+        html.Div(
+            [
+                html.P(id="cause", **props["cause"]),
+                html.P([html.Span(id=name, **props[name]) for name in ("detail", "verdict")]),
+            ]
+        ),
         html.A("What to change", id="act", href=change),
     ]  # fmt: skip
     return dmc.Stack(
