@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zeromon.base.units import human_bytes
-from zeromon.compare.comparison import letter
+from zeromon.comparison.comparison import letter
 from zeromon.readout import charts as specs
 from zeromon.readout.charts import ChartSpec, Read, StepRow, rows_of
 from zeromon.readout.figures import RATIO

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from zeromon.base.errors import RunNotFound, ZeromonError
-from zeromon.compare.comparison import Comparison, compare
-from zeromon.compare.run_figures import figures_of
+from zeromon.comparison.comparison import Comparison, compare
+from zeromon.comparison.run_figures import figures_of
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.sources.base import Source
 from zeromon.sources.live import runs_of_node

@@ -8,8 +8,8 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 
 from zeromon.base.units import human_ratio
-from zeromon.compare.comparison import Comparison, letter
-from zeromon.compare.text import configured_rows
+from zeromon.comparison.comparison import Comparison, letter
+from zeromon.comparison.text import configured_rows
 from zeromon.readout.figures import INDEX, TEXT
 from zeromon.readout.remedy import DiffLine, remedy_text
 from zeromon.readout.tables import Column, Columns, Row

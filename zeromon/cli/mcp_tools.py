@@ -19,7 +19,7 @@ from zeromon.cli import compare as compare_verb, plan as plan_verb, runs as runs
 from zeromon.cli.parser import suggest_names
 from zeromon.cli.plan_output import changes_as_text as changes_text
 from zeromon.cli.report import newest_snapshot, report_text, runs_of_job
-from zeromon.compare.comparison import compare
+from zeromon.comparison.comparison import compare
 from zeromon.diagnosis.rule import find_page
 from zeromon.readout.communication_report import (
     by_operation as operations,
