@@ -280,10 +280,18 @@ def _overlaid_chart(
     return Chart(title, unit, traces, top, (), steps) if traces else None
 
 
-def chart_without_value(name: str, run: RunSnapshot, reason: str) -> Chart:
-    """The chart *name* where no step has its value: the title and *reason*, and no axes."""
-    spec = next(spec for spec in specs.charts_of(run.ranks) if spec.name == name)
-    return Chart(f"{_chart_title(spec)}: {reason}", "", {}, 1.0)
+def with_reasons(
+    by_name: Mapping[str, Chart | None],
+    run: RunSnapshot,
+    series: Series,
+    steps: tuple[int, int] | None = None,
+) -> dict[str, Chart]:
+    """The charts *by_name* of *steps*; of one without a value the title and the reason, and no axes."""
+    reason = "not measured yet" if series["step"] else "no completed step yet"
+    if steps is not None:
+        reason = f"no value of step {steps[0]:,} to {steps[1]:,} is known"
+    titles = {spec.name: f"{_chart_title(spec)}: {reason}" for spec in specs.charts_of(run.ranks)}
+    return {name: chart or Chart(titles[name], "", {}, 1.0) for name, chart in by_name.items()}
 
 
 def _chart_title(spec: ChartSpec) -> str:

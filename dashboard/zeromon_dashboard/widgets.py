@@ -92,14 +92,8 @@ def drawn_charts(view: Known, *names: str) -> dict[str, Chart]:
         by_name = charts.overlaid_charts([(view.run, view.series), *view.others], steps)
     else:
         by_name = charts.charts_of(view.series, view.run, steps)
-    if steps is not None:
-        reason = f"no value of step {steps[0]:,} to {steps[1]:,} is known"
-    else:
-        reason = "not measured yet" if view.series["step"] else "no completed step yet"
-    return {
-        name: by_name[name] or charts.chart_without_value(name, view.run, reason)
-        for name in names or by_name
-    }
+    drawn = charts.with_reasons(by_name, view.run, view.series, steps)
+    return {name: drawn[name] for name in names or drawn}
 
 
 def two_columns(*components: Any) -> Any:

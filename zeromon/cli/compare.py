@@ -21,24 +21,26 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from html import escape
+from pathlib import Path
 
 from zeromon.base.errors import CompareError
 from zeromon.base.units import byte_scale, human_count, human_share, printable
 from zeromon.cli.parser import add_flag, add_list
 from zeromon.cli.report import recent_step_frame, snapshot_of
-from zeromon.cli.terminal import is_coloured, show_json, show_working
+from zeromon.cli.terminal import draws_charts, is_coloured, show_json, show_working
 from zeromon.comparison import text
 from zeromon.comparison.comparison import Column, Comparison, Row, compare, letter
 from zeromon.comparison.run_figures import RunFigures, figures_of
 from zeromon.comparison.thresholds import NAMES, Verdict, judge_limits, parse_limit
 from zeromon.readout.tables import aligned_table
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.run_store import Store
 from zeromon.storage.step_history.queries import by_step, frame_of_steps
 from zeromon.tui.drawing import Curve, Plot, draw_chart, draw_legend
 from zeromon.tui.line import plain_text
 
 _GOOD, _BAD, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
+_HTML_COLOURS = {"": "inherit", _GOOD: "#1a7f37", _BAD: "#cf222e"}
 _MAX_NAME_CHARS = 24
 _CHART_COLUMNS, _CHART_ROWS = 78, 9
 _GAPS = (0, 4, 1, 8)
@@ -61,22 +63,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Finds the runs, compares, prints."""
-    if len(options.runs) < 2:
-        raise CompareError("a comparison needs two runs", "Like: zeromon compare ddp zero2")
     # Before the runs are read: a mistyped threshold must not cost the reading of long histories
     limits = [parse_limit(limit) for limit in options.fail_on]
     with show_working("reading the runs"):
-        compared = compare([[read_figures(name) for name in names.split(",")] for names in options.runs])
+        compared = compare_named(options.runs)
     verdict = judge_limits(compared, limits) if limits else Verdict((), ())
     if options.json:
         broken, undecided = verdict.exceeded, verdict.undecided
         show_json({"comparison": compared, "broken": broken, "undecided": undecided})
     else:
-        width = shutil.get_terminal_size().columns
-        sys.stdout.write(as_text(compared, width, coloured=is_coloured(sys.stdout)))
+        width, coloured = shutil.get_terminal_size().columns, is_coloured(sys.stdout)
+        sys.stdout.write(as_text(compared, width, coloured=coloured, drawn=draws_charts()))
     for sentence in (*verdict.exceeded, *verdict.undecided):
         sys.stderr.write(f"zeromon: {printable(sentence)}\n")
     return 1 if verdict.exceeded else 2 if verdict.undecided else 0
+
+
+def compare_named(runs: Sequence[str]) -> Comparison:
+    """Returns the comparison of the named *runs*, each one run, or repeats of one: ``a,b,c``."""
+    if len(runs) < 2:
+        raise CompareError("a comparison needs two runs", "Like: zeromon compare ddp zero2")
+    return compare([[read_figures(name) for name in names.split(",")] for names in runs])
 
 
 def read_figures(name: str) -> RunFigures:
@@ -84,9 +91,9 @@ def read_figures(name: str) -> RunFigures:
     return snapshot_figures(*snapshot_of(name))
 
 
-def snapshot_figures(snapshot: RunSnapshot, is_kept: bool) -> RunFigures:
-    """The figures of *snapshot*, whose record is in the run store where *is_kept*."""
-    step_frame = frame_of_steps(Store().history(snapshot.run)) if is_kept else None
+def snapshot_figures(snapshot: RunSnapshot, folder: Path | None) -> RunFigures:
+    """The figures of *snapshot*, whose record may be in *folder*."""
+    step_frame = frame_of_steps(folder / "history") if folder is not None else None
     # Early in a live run the record has no segment of steps
     if step_frame is None or step_frame.is_empty():
         step_frame = by_step(recent_step_frame(snapshot).lazy()).collect()
@@ -104,21 +111,47 @@ def as_text(compared: Comparison, width: int, *, coloured: bool = False, drawn: 
 
     *drawn*: with the chart of the memory.
     """
-    environment = [_wrap_text(row, "  ", width) for row in text.environment_lines(compared)]
-    sections = [_runs_table(compared), "\n".join(["Environment", *environment])]
-    sections += _figure_tables(compared, width, coloured=coloured)
-    if any(cell.marked for row in compared.rows for cell in row.cells):
-        sections[-1] += f"\n  * differs from {letter(0)} by more than the noise"
-    if any(cell.doubtful for row in compared.rows for cell in row.cells):
-        sections[-1] += f"\n  ? {text.NOT_COMPARABLE}"
+    sections = [*_head_sections(compared, width), *_figure_tables(compared, width, coloured=coloured)]
+    sections[-1] = "\n".join([sections[-1], *_mark_lines(compared)])
     sections += _memory_chart(compared, width) if drawn else []
-    notes = _unknown_figures(compared)
-    if notes:
-        sections.append("Not known\n" + "\n".join(_wrap_text(note, "  ", width) for note in notes))
+    return "\n\n".join([*sections, *_closing_sections(compared, width)]) + "\n"
+
+
+def as_html(compared: Comparison, width: int) -> str:
+    """The same for a notebook, whose own charts replace that of the memory."""
+    rows = [
+        "".join(
+            f"<td style='white-space:pre;text-align:{'right' if at else 'left'};"
+            f"color:{_HTML_COLOURS[colour]}'>{escape(printable(cell))}</td>"
+            for at, (cell, colour) in enumerate(cells)
+        )
+        for cells in _table_rows(compared, range(len(compared.columns)), detailed=True)
+    ]
+    before = escape("\n\n".join(_head_sections(compared, width)))
+    after = escape("\n\n".join(["\n".join(_mark_lines(compared)), *_closing_sections(compared, width)]))
+    table = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<pre>{before}</pre><table>{table}</table><pre>{after}</pre>"
+
+
+def _head_sections(compared: Comparison, width: int) -> list[str]:
+    environment = [_wrap_text(row, "  ", width) for row in text.environment_lines(compared)]
+    return [_runs_table(compared), "\n".join(["Environment", *environment])]
+
+
+def _mark_lines(compared: Comparison) -> list[str]:
+    """The meaning of the marks that the table has."""
+    cells = [cell for row in compared.rows for cell in row.cells]
+    marked = [f"  * differs from {letter(0)} by more than the noise"] * any(c.marked for c in cells)
+    return [*marked, *([f"  ? {text.NOT_COMPARABLE}"] * any(cell.doubtful for cell in cells))]
+
+
+def _closing_sections(compared: Comparison, width: int) -> list[str]:
+    """The unknown figures with their reasons, and the recommendation."""
+    notes = "\n".join(_wrap_text(note, "  ", width) for note in _unknown_figures(compared))
     advice, reasons = compared.advice.text, compared.advice.reasons
     rows = [_wrap_text(advice[0].upper() + advice[1:], "", width)]
-    sections.append("\n".join([*rows, *(_wrap_text(reason, "  - ", width) for reason in reasons)]))
-    return "\n\n".join(sections) + "\n"
+    rows += [_wrap_text(reason, "  - ", width) for reason in reasons]
+    return [*([f"Not known\n{notes}"] if notes else []), "\n".join(rows)]
 
 
 def _memory_chart(compared: Comparison, width: int) -> list[str]:

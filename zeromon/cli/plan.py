@@ -45,7 +45,7 @@ from zeromon.cli import tell_user
 from zeromon.cli.parser import add_flag, add_list
 from zeromon.cli.plan_output import changes_as_json, changes_as_text, plan_as_json, plan_as_text
 from zeromon.cli.plan_setup import add_setup_arguments, read_run_snapshot, setup_from_model, setup_of_run
-from zeromon.cli.terminal import show_json, show_text, show_working
+from zeromon.cli.terminal import draws_charts, output_columns, show_json, show_text, show_working
 from zeromon.export.files import Progress
 from zeromon.memory import plan
 from zeromon.memory.plan import Point, Work, point_of, work_of
@@ -125,7 +125,8 @@ def print_changes(options: argparse.Namespace) -> int:
     if options.json:
         show_json(changes_as_json(base, points, of=point_count))
     else:
-        show_text(changes_as_text(base, points) + _fit_command(options, run))
+        table = changes_as_text(base, points, drawn=draws_charts(), max_width=output_columns())
+        show_text(table + _fit_command(options, run))
     if len(points) < point_count:
         tell_user(f"interrupted: {len(points)} of {point_count} points")
     return 0 if any(point.time is not None for point in (base, *points)) else 2

@@ -1,5 +1,6 @@
 """The output of ``zeromon plan``: table and reason as text, everything as JSON."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -256,17 +257,19 @@ _MAX_SIDE_BY_SIDE, _MAX_UNITS = 3, 12
 _MAX_DOTS = 200
 
 
-def changes_as_text(base: Point, points: Sequence[Point], *, drawn: bool = True) -> str:
+def changes_as_text(
+    base: Point, points: Sequence[Point], *, drawn: bool = True, max_width: int = sys.maxsize
+) -> str:
     """The table, the chart of memory against time, where speeds come from, and what is unknown.
 
-    *drawn*: with the chart.
+    *drawn*: with the chart; *max_width*: of the table.
     """
     pareto = memory_time_front([base, *points])
     setup = base.setup
     assert setup is not None
     listed = points if len(points) <= _MAX_ROWS else [p for p in pareto if p is not base]
     rows = [f"{setup.model.name}: {setup.plan.label} on {setup.devices} devices", ""]
-    rows.append(_changes_table(base, listed, pareto))
+    rows.append(_changes_table(base, listed, pareto, max_width))
     if len(points) > _MAX_ROWS:
         rows.append(f"  {len(points)} points; the table has those marked *, and --json has all")
     if len(pareto) > 1 and drawn:
@@ -277,7 +280,7 @@ def changes_as_text(base: Point, points: Sequence[Point], *, drawn: bool = True)
     return "\n".join(rows) + "\n"
 
 
-def _changes_table(base: Point, listed: Sequence[Point], pareto: Sequence[Point]) -> str:
+def _changes_table(base: Point, listed: Sequence[Point], pareto: Sequence[Point], max_width: int) -> str:
     def gain_text(point: Point, *numbers: int) -> str:
         gained = step_difference(base, point) if point is not base else None
         if point.time is None or gained is None:
@@ -292,11 +295,12 @@ def _changes_table(base: Point, listed: Sequence[Point], pareto: Sequence[Point]
         rows,
         Column("change", lambda p: f"{'*' if p in pareto and len(pareto) > 1 else ' '} {p.label}"),
         Column("step", lambda p: p.time.seconds if p.time else None, SECONDS),
-        Column("(min to max)", lambda p: interval_text(p.time) if p.time else "n/a"),
+        Column("(min to max)", lambda p: interval_text(p.time) if p.time else "n/a", priority=2),
         Column("difference", lambda p: gain_text(p, 0)),
-        Column("(min to max)", lambda p: gain_text(p, 1, 2)),
+        Column("(min to max)", lambda p: gain_text(p, 1, 2), priority=1),
         Column("exposed", lambda p: exposed_seconds(p), SECONDS),
         *(column for column in _WHERE_KNOWN if any(column.text(p) != "n/a" for p in rows)),
+        max_width=max_width,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from zeromon.base import can_rewrite_lines
 from zeromon.base.units import printable_lines, wrap_report_line
 
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
@@ -44,14 +45,24 @@ def show_text(output: str) -> None:
     sys.stdout.write(output)
 
 
+def output_columns() -> int:
+    """Columns of the terminal of stdout; a pipe has no limit."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+
+
+def draws_charts() -> bool:
+    """False in the cell of a notebook, which has pictures: ``zeromon.load`` makes them."""
+    return can_rewrite_lines(sys.stdout) or not sys.stdout.isatty()
+
+
 def show_json(content: Any) -> None:
     """Prints *content*, dataclasses included, as one line of JSON."""
     sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
 
 
 def show_progress(message: str) -> None:
-    """Replaces the line of progress on stderr, where that is a terminal; "" removes it."""
-    if sys.stderr.isatty():
+    """Replaces the line of progress on stderr, where that is possible; "" removes it."""
+    if can_rewrite_lines(sys.stderr):
         sys.stderr.write(f"\r\x1b[K{message and f'zeromon: {message}'}")
         sys.stderr.flush()
 
@@ -68,8 +79,8 @@ def style_output(output: str, width: int, *, coloured: bool) -> str:
 
 @contextmanager
 def show_working(activity: str) -> Iterator[None]:
-    """Shows *activity* on stderr while work takes longer than a second, where that is a terminal."""
-    if not sys.stderr.isatty():
+    """Shows *activity* on stderr while work takes longer than a second, where it can be removed."""
+    if not can_rewrite_lines(sys.stderr):
         yield
         return
     spinners: list[Any] = []
