@@ -21,7 +21,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 from zeromon.base.errors import CompareError
@@ -39,8 +38,7 @@ from zeromon.storage.step_history.queries import by_step, frame_of_steps
 from zeromon.tui.drawing import Curve, Plot, draw_chart, draw_legend
 from zeromon.tui.line import plain_text
 
-_GOOD, _BAD, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
-_HTML_COLOURS = {"": "inherit", _GOOD: "#1a7f37", _BAD: "#cf222e"}
+GOOD, BAD, PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
 _MAX_NAME_CHARS = 24
 _CHART_COLUMNS, _CHART_ROWS = 78, 9
 _GAPS = (0, 4, 1, 8)
@@ -111,47 +109,21 @@ def as_text(compared: Comparison, width: int, *, coloured: bool = False, drawn: 
 
     *drawn*: with the chart of the memory.
     """
-    sections = [*_head_sections(compared, width), *_figure_tables(compared, width, coloured=coloured)]
-    sections[-1] = "\n".join([sections[-1], *_mark_lines(compared)])
-    sections += _memory_chart(compared, width) if drawn else []
-    return "\n\n".join([*sections, *_closing_sections(compared, width)]) + "\n"
-
-
-def as_html(compared: Comparison, width: int) -> str:
-    """The same for a notebook, whose own charts replace that of the memory."""
-    rows = [
-        "".join(
-            f"<td style='white-space:pre;text-align:{'right' if at else 'left'};"
-            f"color:{_HTML_COLOURS[colour]}'>{escape(printable(cell))}</td>"
-            for at, (cell, colour) in enumerate(cells)
-        )
-        for cells in _table_rows(compared, range(len(compared.columns)), detailed=True)
-    ]
-    before = escape("\n\n".join(_head_sections(compared, width)))
-    after = escape("\n\n".join(["\n".join(_mark_lines(compared)), *_closing_sections(compared, width)]))
-    table = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f"<pre>{before}</pre><table>{table}</table><pre>{after}</pre>"
-
-
-def _head_sections(compared: Comparison, width: int) -> list[str]:
     environment = [_wrap_text(row, "  ", width) for row in text.environment_lines(compared)]
-    return [_runs_table(compared), "\n".join(["Environment", *environment])]
-
-
-def _mark_lines(compared: Comparison) -> list[str]:
-    """The meaning of the marks that the table has."""
-    cells = [cell for row in compared.rows for cell in row.cells]
-    marked = [f"  * differs from {letter(0)} by more than the noise"] * any(c.marked for c in cells)
-    return [*marked, *([f"  ? {text.NOT_COMPARABLE}"] * any(cell.doubtful for cell in cells))]
-
-
-def _closing_sections(compared: Comparison, width: int) -> list[str]:
-    """The unknown figures with their reasons, and the recommendation."""
-    notes = "\n".join(_wrap_text(note, "  ", width) for note in _unknown_figures(compared))
+    sections = [_runs_table(compared), "\n".join(["Environment", *environment])]
+    sections += _figure_tables(compared, width, coloured=coloured)
+    if any(cell.marked for row in compared.rows for cell in row.cells):
+        sections[-1] += f"\n  * differs from {letter(0)} by more than the noise"
+    if any(cell.doubtful for row in compared.rows for cell in row.cells):
+        sections[-1] += f"\n  ? {text.NOT_COMPARABLE}"
+    sections += _memory_chart(compared, width) if drawn else []
+    notes = _unknown_figures(compared)
+    if notes:
+        sections.append("Not known\n" + "\n".join(_wrap_text(note, "  ", width) for note in notes))
     advice, reasons = compared.advice.text, compared.advice.reasons
     rows = [_wrap_text(advice[0].upper() + advice[1:], "", width)]
-    rows += [_wrap_text(reason, "  - ", width) for reason in reasons]
-    return [*([f"Not known\n{notes}"] if notes else []), "\n".join(rows)]
+    sections.append("\n".join([*rows, *(_wrap_text(reason, "  - ", width) for reason in reasons)]))
+    return "\n\n".join(sections) + "\n"
 
 
 def _memory_chart(compared: Comparison, width: int) -> list[str]:
@@ -246,7 +218,7 @@ def _figure_cells(label: str, row: Row, columns: Sequence[int], *, detailed: boo
     for number in columns:
         cell = row.cells[number]
         mark = "*" if cell.marked else "?" if cell.doubtful else " "
-        colour = (_GOOD if cell.better else _BAD) if cell.marked else ""
+        colour = (GOOD if cell.better else BAD) if cell.marked else ""
         value = text.format_figure(cell.value, row.unit)
         if not number:
             cells.append((value, ""))
@@ -286,7 +258,7 @@ def _table_text(rows: Sequence[Sequence[Text]], *, coloured: bool) -> str:
             (cell.ljust(width) if i == 0 else cell.rjust(width), colour)
             for i, ((cell, colour), width) in enumerate(zip(row, widths, strict=True))
         ]
-        painted = [f"{colour}{cell}{_PLAIN}" if coloured and colour else cell for cell, colour in cells]
+        painted = [f"{colour}{cell}{PLAIN}" if coloured and colour else cell for cell, colour in cells]
         text_rows.append("  " + "  ".join(painted).rstrip())
     return "\n".join(text_rows)
 

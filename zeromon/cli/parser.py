@@ -4,21 +4,17 @@ import argparse
 import difflib
 import importlib
 import itertools
-import os
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from zeromon.base.errors import ExportError, ZeromonError, os_errors_as, package_install_hint
 from zeromon.base.units import printable
 from zeromon.cli.terminal import BOLD, is_coloured, paint_text
 from zeromon.ring.files import replace_file
-
-if TYPE_CHECKING:
-    from zeromon.sources.prometheus.client import Server
 
 
 def add_option(
@@ -49,21 +45,12 @@ def add_flag(group: argparse._ActionsContainer, names: str, help: str) -> None:
     group.add_argument(*names.split(), action="store_true", help=help)
 
 
-def add_server_option(group: argparse._ActionsContainer) -> None:
+def add_server(group: argparse._ActionsContainer) -> None:
     """``--prometheus URL``"""
     add_option(
         group, "--prometheus", "URL",
         "read from this server: http://host:9090, https://host/prometheus (ZEROMON_PROMETHEUS)",
     )  # fmt: skip
-
-
-def server_of_options(options: argparse.Namespace, *, named: bool = False) -> "Server | None":
-    """The server that the options name; that of the environment only where no local run is *named*."""
-    from zeromon.sources.prometheus.client import Server  # the help needs none
-
-    default = "" if named else os.environ.get("ZEROMON_PROMETHEUS", "")
-    url = options.prometheus or default
-    return Server(url) if url else None
 
 
 def positive(typed: str) -> int:

@@ -31,15 +31,7 @@ from typing import TYPE_CHECKING
 
 from zeromon.base.errors import RunAmbiguous, RunNotFound, SourceError, ZeromonError, os_errors_as
 from zeromon.base.units import JOULES_A_KWH
-from zeromon.cli.parser import (
-    add_flag,
-    add_option,
-    add_server_option,
-    check_format,
-    draw_module,
-    in_range,
-    server_of_options,
-)
+from zeromon.cli.parser import add_flag, add_option, add_server, check_format, draw_module, in_range
 from zeromon.cli.terminal import show_text, show_working
 from zeromon.collector.run import snapshot_of_folder
 from zeromon.probes.process import process_start_ticks
@@ -50,6 +42,7 @@ from zeromon.snapshot import RunSnapshot, Severity
 from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.step import StepRange
 from zeromon.sources.live import LiveSource, runs_of_node
+from zeromon.sources.prometheus.client import chosen_server
 from zeromon.sources.prometheus.source import find_listed_runs, only_listed_run
 from zeromon.storage.run_store import Store, decode_snapshot, encode_snapshot
 from zeromon.storage.snapshot_log import Past, findings_of_record
@@ -65,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon report [RUN] [--prometheus URL] [--json] [-o FILE] [--wait SECONDS] [--ledger]``"""
     parser.add_argument("run", nargs="?", help="run id or its beginning (default: the newest)")
     add_flag(parser, "--json", "print JSON")
-    add_server_option(parser)
+    add_server(parser)
     add_option(parser, "-o --output", "FILE", "write an HTML page, or .png")
     add_option(parser, "--wait", "SECONDS", "wait for the run to end first", in_range(0), 0.0)
     job = parser.add_argument_group("the ledger of the job")
@@ -79,7 +72,7 @@ def call(options: argparse.Namespace) -> int:
     check_format(options.output, ".html", ".png")
     if not options.ledger and (options.run_only or options.price is not None):
         raise ZeromonError("--run-only and --price need --ledger")
-    server = server_of_options(options, named=bool(options.run))
+    server = chosen_server(options.prometheus, named=bool(options.run))
     source = (
         only_listed_run(find_listed_runs(server, options.run)).open(server)
         if server is not None
