@@ -10,17 +10,10 @@ __version__ = "0.1.0"
 
 
 def load(name: str | None = None) -> Any:
-    """Returns the run *name*, live or recorded, as :class:`zeromon.cli.notebook.Run`.
-
-    *name*: a run id or its beginning, a file of ``zeromon report --json``, or the folder of a record;
-    None is the newest run.
-    """
+    """Returns the run *name* (id or path), as :class:`zeromon.cli.notebook.Run`; None: the newest."""
     return import_module("zeromon.cli.notebook").Run(name)
 
 
 def compare(*runs: str) -> Any:
-    """Returns *runs* side by side, as :class:`zeromon.cli.notebook.ComparedRuns`.
-
-    Each is a name as :func:`load` takes it, or repeats of one program: ``a,b,c``.
-    """
+    """Returns *runs*, or repeats of one ``a,b,c``, as :class:`zeromon.cli.notebook.ComparedRuns`."""
     return import_module("zeromon.cli.notebook").ComparedRuns(*runs)

@@ -16,7 +16,7 @@ from zeromon.sources.base import Source
 from zeromon.sources.live import runs_of_node
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.source import SeenRun, find_listed_runs, only_listed_run, runs_of
-from zeromon.sources.replay import StoreSource
+from zeromon.sources.replay import StoreSource, reopen_run_source
 from zeromon.storage.run_store import ListedRun, Manifest, StepQuery, Store
 from zeromon.storage.step_history.queries import thin_series
 from zeromon.storage.step_history.rows import Row, Series, row_of
@@ -254,10 +254,7 @@ def open_run_source(name: str, store: Store, server: Server | None = None) -> So
     """A source of the run *name*: the *server* where one is given, else a collector, else the record."""
     if server is not None:
         return only_listed_run(find_listed_runs(server, name)).open(server)
-    for live in runs_of_node():
-        if live.run == name:
-            return live.open()
-    return StoreSource(name, store)
+    return reopen_run_source(name, False) or StoreSource(name, store)
 
 
 class Hub:

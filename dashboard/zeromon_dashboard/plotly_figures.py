@@ -109,7 +109,6 @@ def flame_graph(title: str, holdings: Sequence[Holding]) -> dict[str, Any]:
 
 # ---- figures of one snapshot of a run, as plain dictionaries for plotly -------------------------
 
-NO_PARTS = "Where a step goes: n/a; no step is timed, or core metrics only"
 NO_CENSUS = "Memory by role: no census has been taken yet"
 _MAX_BARS = 16
 _MAX_UNITS = 80

@@ -113,8 +113,7 @@ def _send_perfetto_trace(hub: Hub, run: str) -> Response:
         snapshot = hub.followed(route.run).newest().run
         with tempfile.TemporaryDirectory(prefix="zeromon-") as folder:
             path = Path(folder) / "trace.json.gz"
-            record = Store().folder(snapshot.run)
-            write_export("chrome-trace", make_export(snapshot, path, record))
+            write_export("chrome-trace", make_export(snapshot, path, Store().folder(snapshot.run)))
             content = path.read_bytes()
     except ZeromonError as error:
         return Response(str(error), 404, media_type="text/plain")

@@ -92,8 +92,7 @@ def drawn_charts(view: Known, *names: str) -> dict[str, Chart]:
         by_name = charts.overlaid_charts([(view.run, view.series), *view.others], steps)
     else:
         by_name = charts.charts_of(view.series, view.run, steps)
-    drawn = charts.with_reasons(by_name, view.run, view.series, steps)
-    return {name: drawn[name] for name in names or drawn}
+    return {name: by_name[name] for name in names or by_name}
 
 
 def two_columns(*components: Any) -> Any:

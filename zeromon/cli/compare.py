@@ -27,7 +27,7 @@ from zeromon.base.errors import CompareError
 from zeromon.base.units import byte_scale, human_count, human_share, printable
 from zeromon.cli.parser import add_flag, add_list
 from zeromon.cli.report import recent_step_frame, snapshot_of
-from zeromon.cli.terminal import draws_charts, is_coloured, show_json, show_working
+from zeromon.cli.terminal import is_coloured, show_json, show_working
 from zeromon.comparison import text
 from zeromon.comparison.comparison import Column, Comparison, Row, compare, letter
 from zeromon.comparison.run_figures import RunFigures, figures_of
@@ -38,7 +38,7 @@ from zeromon.storage.step_history.queries import by_step, frame_of_steps
 from zeromon.tui.drawing import Curve, Plot, draw_chart, draw_legend
 from zeromon.tui.line import plain_text
 
-GOOD, BAD, PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
+_GOOD, _BAD, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
 _MAX_NAME_CHARS = 24
 _CHART_COLUMNS, _CHART_ROWS = 78, 9
 _GAPS = (0, 4, 1, 8)
@@ -70,8 +70,8 @@ def call(options: argparse.Namespace) -> int:
         broken, undecided = verdict.exceeded, verdict.undecided
         show_json({"comparison": compared, "broken": broken, "undecided": undecided})
     else:
-        width, coloured = shutil.get_terminal_size().columns, is_coloured(sys.stdout)
-        sys.stdout.write(as_text(compared, width, coloured=coloured, drawn=draws_charts()))
+        width = shutil.get_terminal_size().columns
+        sys.stdout.write(as_text(compared, width, coloured=is_coloured(sys.stdout)))
     for sentence in (*verdict.exceeded, *verdict.undecided):
         sys.stderr.write(f"zeromon: {printable(sentence)}\n")
     return 1 if verdict.exceeded else 2 if verdict.undecided else 0
@@ -187,12 +187,12 @@ def _figure_tables(compared: Comparison, width: int, *, coloured: bool) -> list[
     numbers = list(range(1, len(compared.columns)))
     for detailed in (True, False):
         rows = _table_rows(compared, [0, *numbers], detailed=detailed)
-        if _total_width(rows) <= width:
+        if _fits_width(rows, width):
             return [_table_text(rows, coloured=coloured)]
     for count in range(len(numbers) - 1, 0, -1):
         chunks = [numbers[at : at + count] for at in range(0, len(numbers), count)]
         tables = [_table_rows(compared, [0, *chunk], detailed=False) for chunk in chunks]
-        if max(map(_total_width, tables)) <= width:
+        if all(_fits_width(rows, width) for rows in tables):
             break
     return [_table_text(rows, coloured=coloured) for rows in tables]
 
@@ -218,7 +218,7 @@ def _figure_cells(label: str, row: Row, columns: Sequence[int], *, detailed: boo
     for number in columns:
         cell = row.cells[number]
         mark = "*" if cell.marked else "?" if cell.doubtful else " "
-        colour = (GOOD if cell.better else BAD) if cell.marked else ""
+        colour = (_GOOD if cell.better else _BAD) if cell.marked else ""
         value = text.format_figure(cell.value, row.unit)
         if not number:
             cells.append((value, ""))
@@ -241,24 +241,20 @@ def _noise_cells(row: Row, columns: Sequence[int], *, detailed: bool) -> list[Te
     return cells
 
 
-def _total_width(rows: Sequence[Sequence[Text]]) -> int:
-    return sum(_column_widths(rows)) + 2 * len(rows[0])
-
-
-def _column_widths(rows: Sequence[Sequence[Text]]) -> list[int]:
-    return [max(len(row[i][0]) for row in rows) for i in range(len(rows[0]))]
+def _fits_width(rows: Sequence[Sequence[Text]], width: int) -> bool:
+    return max(map(len, _table_text(rows, coloured=False).split("\n"))) <= width
 
 
 def _table_text(rows: Sequence[Sequence[Text]], *, coloured: bool) -> str:
     """Like :func:`zeromon.readout.report.aligned_table`, with colours."""
-    widths = _column_widths(rows)
+    widths = [max(len(row[i][0]) for row in rows) for i in range(len(rows[0]))]
     text_rows = []
     for row in rows:
         cells = [
             (cell.ljust(width) if i == 0 else cell.rjust(width), colour)
             for i, ((cell, colour), width) in enumerate(zip(row, widths, strict=True))
         ]
-        painted = [f"{colour}{cell}{PLAIN}" if coloured and colour else cell for cell, colour in cells]
+        painted = [f"{colour}{cell}{_PLAIN}" if coloured and colour else cell for cell, colour in cells]
         text_rows.append("  " + "  ".join(painted).rstrip())
     return "\n".join(text_rows)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zeromon.base.errors import ExportError
 from zeromon.base.units import human_bytes, printable
@@ -24,9 +23,6 @@ from zeromon.export.formats import FORMATS
 from zeromon.ring import paths, slices
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.step_history.writer import damage_errors
-
-if TYPE_CHECKING:
-    import polars as pl
 
 __doc__ = (__doc__ or "").format(
     formats="\n".join(
@@ -67,20 +63,16 @@ def make_export(run: RunSnapshot, path: Path, folder: Path | None, *, force: boo
 
     Raises :class:`ExportError` for a run without a step.
     """
+    import polars as pl
+
     steps, broken = step_tables(run, folder)
-    rows = sum(_count_frame_rows(frame) for frame in steps)
+    rows = sum(frame.select(pl.len()).collect().item() for frame in steps)
     if not rows:
         raise ExportError(f"{run.run} has no step yet", "It ended before its first step, or waits.")
     for name in broken:
         tell_user(f"segment {name} of the history cannot be read and is left out")
     rings = slices.run_events(run.run, folder) if folder is not None else ()
     return Export(run=run, steps=steps, rings=rings, path=path, force=force, progress=Progress(rows))
-
-
-def _count_frame_rows(frame: pl.LazyFrame) -> int:
-    import polars as pl
-
-    return int(frame.select(pl.len()).collect().item())
 
 
 def write_export(format: str, export: Export) -> str:

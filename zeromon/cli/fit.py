@@ -42,7 +42,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ from zeromon.cli.measured_launch import Request, lasting_hang, run_launch
 from zeromon.cli.parser import add_flag, add_list, add_option, positive
 from zeromon.cli.plan_setup import read_config_file
 from zeromon.cli.report import snapshot_or_none
-from zeromon.cli.terminal import output_columns, show_progress, show_text
+from zeromon.cli.terminal import show_progress, show_text
 from zeromon.cli.virtual_machine import (
     VirtualMachine,
     add_machine_arguments,
@@ -611,21 +610,18 @@ def stages_as_text(
     scripts: Mapping[str, str], notes: Sequence[str],
 ) -> str:  # fmt: skip
     """The tables, the recommendation with its reason, the files, and why figures are unknown."""
+    has_device = any(DEVICE in stage.peaks for stage in stages)
     largest = text_table(
         stages,
         Column("stage", lambda s: s.name or "as it is"),
         Column("largest batch", lambda s: "n/a" if s.largest is None else str(s.largest or "none")),
         Column("by", lambda s: "launch" if s.measured else "prediction"),
-        *(
-            Column(pool, partial(_peak_text, pool=pool))
-            for pool in (HOST, DEVICE)
-            if any(pool in stage.peaks for stage in stages)
-        ),
+        Column("host", lambda s: _peak_text(s, HOST)),
+        *([Column("device", lambda s: _peak_text(s, DEVICE))] if has_device else []),
         Column("step", lambda s: s.seconds, SECONDS),
-        Column("exposed", lambda s: s.exposed_seconds, SECONDS, priority=1),
+        Column("exposed", lambda s: s.exposed_seconds, SECONDS),
         Column("samples/s", lambda s: _rate_text(s.samples_per_second)),
         Column("tokens/s", lambda s: _rate_text(s.tokens_per_second)),
-        max_width=output_columns(),
     )
     report_rows = ["Stages at their largest micro-batch", largest]
     roles = dict.fromkeys(role for s in stages for role in s.roles)

@@ -35,18 +35,20 @@ from __future__ import annotations
 import argparse
 import itertools
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
 
+from zeromon.base import can_rewrite_lines
 from zeromon.base.errors import PlanError
 from zeromon.cli import tell_user
 from zeromon.cli.parser import add_flag, add_list
 from zeromon.cli.plan_output import changes_as_json, changes_as_text, plan_as_json, plan_as_text
 from zeromon.cli.plan_setup import add_setup_arguments, setup_from_model, setup_of_run
 from zeromon.cli.report import snapshot_of
-from zeromon.cli.terminal import draws_charts, output_columns, show_json, show_text, show_working
+from zeromon.cli.terminal import output_columns, show_json, show_text, show_working
 from zeromon.export.files import Progress
 from zeromon.memory import plan
 from zeromon.memory.plan import Point, Work, point_of, work_of
@@ -125,7 +127,9 @@ def print_changes(options: argparse.Namespace, run: RunSnapshot | None) -> int:
     if options.json:
         show_json(changes_as_json(base, points, of=point_count))
     else:
-        table = changes_as_text(base, points, drawn=draws_charts(), max_width=output_columns())
+        # In the cell of a notebook, zeromon.load(...).changes() is the chart
+        drawn = can_rewrite_lines(sys.stdout) or not sys.stdout.isatty()
+        table = changes_as_text(base, points, drawn=drawn, width=output_columns())
         show_text(table + _fit_command(options, run))
     if len(points) < point_count:
         tell_user(f"interrupted: {len(points)} of {point_count} points")

@@ -265,12 +265,9 @@ def snapshot_or_none(name: str) -> RunSnapshot | None:
 
 
 def snapshot_of(name: str | None) -> tuple[RunSnapshot, Path | None]:
-    """The run *name*, and the folder that may have its record; None: the newest run.
-
-    A path works, too: of a file of ``zeromon report --json``, or of the folder of a record.
-    """
+    """The run *name*, or of a path (``report --json``, or a record), and the folder of its record."""
     path = Path(name or "")
-    if (path / "snapshot.json").is_file():
+    if name and (path / "snapshot.json").is_file():
         folder = path.resolve()
         return Store(runs=folder.parent).load(folder.name), folder
     if path.suffix != ".json" or not path.is_file():

@@ -21,7 +21,7 @@ _COLOURS = (
     (re.compile(r"\s?! |  verdict   (slow|at risk)\b"), YELLOW),
     (re.compile(r"  verdict   healthy\b|\s+\+ "), GREEN),
     (re.compile(r"\s+- "), RED),
-    (re.compile(r"\S.*[^.]$"), BOLD),
+    (re.compile(r"(?!note: |seconds: )\S.*[^.]$"), BOLD),
 )
 """The first that a line begins with: severities, the verdict, the lines of a diff, headings."""
 
@@ -38,21 +38,13 @@ def paint_text(message: str, colour: int) -> str:
 
 def show_text(output: str) -> None:
     """Prints *output*, no control characters: plain in a pipe, wrapped and coloured at a terminal."""
-    output = printable_lines(output)
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
-        output = style_output(output, width, coloured=is_coloured(sys.stdout))
-    sys.stdout.write(output)
+    coloured = is_coloured(sys.stdout)
+    sys.stdout.write(style_output(printable_lines(output), output_columns(), coloured=coloured))
 
 
 def output_columns() -> int:
     """Columns of the terminal of stdout; a pipe has no limit."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-
-
-def draws_charts() -> bool:
-    """False in the cell of a notebook, which has pictures: ``zeromon.load`` makes them."""
-    return can_rewrite_lines(sys.stdout) or not sys.stdout.isatty()
 
 
 def show_json(content: Any) -> None:

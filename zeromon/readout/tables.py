@@ -5,7 +5,6 @@ people, and what a terminal needs to place it.
 """
 
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -388,21 +387,10 @@ def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"  {table_row}" for table_row in table_rows)
 
 
-def text_table(
-    rows: Iterable[Row], *columns: Column[Row], cuts: Sequence[int] = (), max_width: int = sys.maxsize
-) -> str:
-    """A table of *rows* with *columns*; with *cuts*, it is a :func:`fitted_table`.
-
-    Where it is wider than *max_width*, the columns with the highest priority number are left out.
-    """
-    rows = list(rows)
+def text_table(rows: Iterable[Row], *columns: Column[Row], cuts: Sequence[int] = ()) -> str:
+    """A table of *rows* with *columns*; with *cuts*, it is a :func:`fitted_table`."""
     cells = [[column.text(row) for column in columns] for row in rows]
-    table = fitted_table([column.name for column in columns], cells, *cuts)
-    last = max(columns, key=lambda column: column.priority)
-    if last.priority and max(map(len, table.split("\n"))) > max_width:
-        columns = tuple(column for column in columns if column is not last)
-        return text_table(rows, *columns, cuts=cuts, max_width=max_width)
-    return table
+    return fitted_table([column.name for column in columns], cells, *cuts)
 
 
 def fitted_table(header: Sequence[str], rows: Sequence[Sequence[str]], *cuts: int) -> str:

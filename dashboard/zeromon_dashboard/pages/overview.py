@@ -26,6 +26,7 @@ from zeromon_dashboard.charts import empty_figure
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
 
+_NO_PARTS = "Where a step goes: n/a; no step is timed, or core metrics only"
 _NO_LEDGER = "The ledger: n/a: the run has just begun, is a preflight, or has core metrics only"
 
 
@@ -42,9 +43,7 @@ def content(view: Known) -> Page:
                 *_loss_cards(run),
                 _overhead_card(run),
             ),
-            "breakdown": {
-                "figure": plotly_figures.step_breakdown(run) or empty_figure(plotly_figures.NO_PARTS)
-            },
+            "breakdown": {"figure": plotly_figures.step_breakdown(run) or empty_figure(_NO_PARTS)},
             "ledger": {"figure": plotly_figures.ledger_figure(run) or empty_figure(_NO_LEDGER)},
             "spreads": {"children": _rank_spread_table(run)},
             "differences": {
