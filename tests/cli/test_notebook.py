@@ -41,7 +41,7 @@ def test_the_exercises_run_from_the_first_cell_to_the_last(tmp_path: Path) -> No
     command = [python, "-c", EXECUTE, ROOT / "examples" / "exercises.ipynb", tmp_path, made]
     for name in ("train_gpt.py",):
         (tmp_path / name).symlink_to(ROOT / "examples" / name)
-    subprocess.run(command, check=True, env=environment, timeout=400)
+    subprocess.run(command, check=True, env=environment, timeout=900)
     cells = [cell for cell in json.loads(made.read_text())["cells"] if cell["cell_type"] == "code"]
     by_source = {"".join(cell["source"]): cell["outputs"] for cell in cells}
     pictures = [source for source, outputs in by_source.items() if PICTURE in json.dumps(outputs)]

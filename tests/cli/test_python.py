@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pandas
 import pytest
@@ -19,7 +20,7 @@ import recordings
 from builders import run as snapshot
 from command_line import environment, zeromon_here
 from plotly.io import json as plotly_json
-from support import Node
+from support import ROOT, Node
 
 import zeromon
 from zeromon.base.errors import CompareError, RunNotFound, ZeromonError
@@ -190,3 +191,18 @@ print(run.verdict, len(repr(zeromon.compare("healthy-ddp", "exposed-fsdp2-on")))
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment(home), capture_output=True, text=True, check=False)
     assert done.stdout.strip() and way_out in done.stderr
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(
+        "```python\n(.*?)```", (ROOT / "docs" / "notebook.md").read_text(), re.DOTALL
+    )
+    for recorded, name in zip(RUNS, ("ddp", "fsdp2"), strict=True):
+        shutil.copytree(Store().folder(recorded), tmp_path / "runs" / name)
+    monkeypatch.setenv("ZEROMON_STORE", str(tmp_path))
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert (
+        len(names["slow"]) == 3 and names["slow"]["seconds"].max() == names["run"].steps["seconds"].max()
+    )
+    assert "host.optimizer_state" in names["significant"]["metric"].to_list()

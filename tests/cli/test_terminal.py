@@ -206,7 +206,7 @@ def test_a_table_has_the_columns_that_fit_a_terminal(tmp_path: Path) -> None:
     words = "plan", "7B", "--devices", "8", "--gpu", "a100-80", "--micro-batch", "1", "--length", "512"
     piped = zeromon(tmp_path, *words, "--changes").stdout
     assert max(map(len, piped.splitlines())) > 100 and piped.count("(min to max)") == 2
-    for columns, intervals in ((150, 2), (125, 1), (100, 0), (80, 0)):
+    for columns, intervals in ((150, 2), (130, 1), (100, 0), (80, 0)):
         shown = at_a_terminal(tmp_path, *words, "--changes", columns=columns, NO_COLOR="1")
         assert shown.count("(min to max)") == intervals
         assert max(map(len, shown.splitlines())) <= columns

@@ -1,7 +1,7 @@
 """Compares runs side by side: significant differences, and which run to take.
 
-RUN is a run id or its beginning, or a file written by zeromon report --json. The others are compared
-with the first. Separate repeats of one program by commas: the noise is then the spread of the repeats.
+RUN is a run id or its beginning, a file of zeromon report --json, or the folder of a record. The first
+is the baseline. Separate repeats of one program by commas: the noise is then the spread of the repeats.
 
   zeromon compare ddp zero2 zero3
   zeromon compare base.1,base.2,base.3 new.1,new.2,new.3

@@ -2,9 +2,9 @@
 
 {formats}
 
-RUN is a run id or its beginning, or a file that zeromon report --json has written. docs/export.md has
-the columns with their units. The files are readable by you only (mode 0600). Existing files are
-replaced only with --force.
+RUN is a run id or its beginning, a file of zeromon report --json, or the folder of a record.
+docs/export.md has the columns with their units. The files are readable by you only (mode 0600).
+Existing files are replaced only with --force.
 """
 
 from __future__ import annotations

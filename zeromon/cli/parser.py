@@ -47,10 +47,8 @@ def add_flag(group: argparse._ActionsContainer, names: str, help: str) -> None:
 
 def add_server(group: argparse._ActionsContainer) -> None:
     """``--prometheus URL``"""
-    add_option(
-        group, "--prometheus", "URL",
-        "read from this server: http://host:9090, https://host/prometheus (ZEROMON_PROMETHEUS)",
-    )  # fmt: skip
+    purpose = "read from this server: http://host:9090, https://host/prometheus (ZEROMON_PROMETHEUS)"
+    add_option(group, "--prometheus", "URL", purpose)
 
 
 def positive(typed: str) -> int:

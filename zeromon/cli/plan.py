@@ -47,7 +47,6 @@ from zeromon.cli import tell_user
 from zeromon.cli.parser import add_flag, add_list
 from zeromon.cli.plan_output import changes_as_json, changes_as_text, plan_as_json, plan_as_text
 from zeromon.cli.plan_setup import add_setup_arguments, setup_from_model, setup_of_run
-from zeromon.cli.report import snapshot_of
 from zeromon.cli.terminal import output_columns, show_json, show_text, show_working
 from zeromon.export.files import Progress
 from zeromon.memory import plan
@@ -73,6 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Reads, computes, prints."""
+    from zeromon.cli.report import snapshot_of  # it reads collectors, which a model does not need
+
     run = snapshot_of(options.run)[0] if options.run else None
     if options.changes or options.set or options.sweep:
         return print_changes(options, run)
