@@ -297,11 +297,11 @@ def _changes_table(base: Point, listed: Sequence[Point], pareto: Sequence[Point]
     rows = [base, *listed]
     columns: Columns[Point] = (
         Column("change", label, width=2 + max(len(label(p)) for p in rows)),
-        Column("step", lambda p: p.time.seconds if p.time else None, SECONDS),
+        Column("step", lambda p: p.time.seconds if p.time else None, SECONDS, 10),
         Column("(min to max)", lambda p: interval_text(p.time) if p.time else "n/a", TEXT, 22, 4),
         Column("difference", lambda p: gain_text(p, 0), TEXT, 12, 1),
         Column("(min to max)", lambda p: gain_text(p, 1, 2), TEXT, 25, 3),
-        Column("exposed", lambda p: exposed_seconds(p), SECONDS),
+        Column("exposed", lambda p: exposed_seconds(p), SECONDS, 10),
         *(column for column in _WHERE_KNOWN if any(column.text(p) != "n/a" for p in rows)),
     )
     return text_table(rows, *(column for column, _ in fit_columns(columns, width)))
@@ -311,7 +311,7 @@ _WHERE_KNOWN: tuple[Column[Point], ...] = (
     Column("device", lambda p: human_bytes(n) + " +" * p.is_bound if (n := _device_bytes(p)) else "n/a"),
     Column("fits", lambda p: ("yes" if p.row.fits else "no") if p.row and fits_known(p) else "n/a"),
     Column("MFU", lambda p: p.mfu if p.row else None, RATIO, 8, 2),
-    Column("tokens/s", lambda p: p.tokens_per_second if p.row else None, COUNT),
+    Column("tokens/s", lambda p: p.tokens_per_second if p.row else None, COUNT, 10),
 )
 """Columns that a table has where a point has a value."""
 
