@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from zeromon.export.prometheus.metrics import Writer
-from zeromon.readout.report import render_run
-from zeromon.readout.verdict import Verdict, judge_run
+from zeromon.readout.report import render_answers, render_run
+from zeromon.readout.verdict import SIGNS, Verdict, judge_run
 from zeromon.snapshot import RunSnapshot
 from zeromon.tui import plain as plain_view, status_text
 from zeromon.tui.line import plain_text
@@ -20,9 +20,12 @@ def first_lines(shown: RunSnapshot) -> Verdict:
     assert judged.cause in plain_text(status_text.verdict_line(shown))
     assert judged.text in list(plain_view.lines_of_snapshot(None, shown, 0))
     assert render_run(shown).splitlines()[1] == f"  verdict   {judged.health}: {judged.cause}"
+    answers = " ".join(" ".join(render_answers(shown).splitlines()[1:]).split())
+    assert answers.startswith(f"{SIGNS[judged.severity]} {judged.health}: {judged.cause}")
     parts = page_of(Known(Route(run="r", page="ranks"), shown, {})).parts
     assert parts["health"]["children"] == judged.health
-    assert parts["cause"]["children"] == judged.cause
+    detail = parts["verdict"]["children"]
+    assert "; ".join(filter(None, (parts["cause"]["children"], detail))).startswith(judged.cause)
     text = Writer().write((shown,), None, openmetrics=False).decode()
     assert (f'health="{judged.health}"' in text) == bool(shown.ranks)
     return judged

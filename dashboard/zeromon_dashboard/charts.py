@@ -33,6 +33,8 @@ COLOURS = (
 MAX_POINTS = 600
 MAX_RANKS = 8
 _WARM_UP = 3
+_FEW = 8
+"""With fewer steps, an axis has a mark for each."""
 _MAX_BESIDE_TITLE, _MAX_CHARACTERS = 4, 36
 LEGEND_BELOW = {"legend": {"orientation": "h", "y": -0.32, "yanchor": "top", "x": 0}}
 """For more traces than fit beside the title of a chart of half the page's width."""
@@ -62,33 +64,47 @@ class Chart:
     marks: tuple[Mark, ...] = field(default=())
     steps: tuple[int, int] | None = None
     """The ends of the axis; None: as far as the lines go."""
+    events: tuple[tuple[int, str], ...] = ()
+    """Steps that are marked, and what happened there."""
+    height: int = 280
+    """Pixels."""
+    titled: bool = True
+    """False where the page has the title above the figure."""
 
-    def figure(self, height: int = 280) -> dict[str, Any]:
-        """The chart as a figure of plotly, *height* pixels high."""
+    def figure(self) -> dict[str, Any]:
+        """The chart as a figure of plotly."""
         scatters = [
             {
-                "type": "scatter", "mode": "lines", "name": name, "x": x, "y": y,
-                "line": {"width": 1.6, "color": COLOURS[n % len(COLOURS)]}, "connectgaps": True,
+                "type": "scatter", "mode": "lines" if len(x) > 1 else "markers",
+                "name": name, "x": x, "y": y, "connectgaps": True,
+                "line": {"width": 1.6, "color": COLOURS[n % len(COLOURS)]},
                 "hovertemplate": "%{y:.4g} " + self.unit,
             }
             for n, (name, (x, y)) in enumerate(self.traces.items())
         ]  # fmt: skip
         if not any(x for x, _ in self.traces.values()):
-            return empty_figure(self.title)
+            return empty_figure(self.title if self.titled else "")
         is_crowded = len(self.traces) > _MAX_BESIDE_TITLE or sum(map(len, self.traces)) > _MAX_CHARACTERS
         low = min((v for _, y in self.traces.values() for v in y if v is not None), default=0.0)
         top = max([self.top, *(1.05 * max(mark.y) for mark in self.marks)])
         return plotly_figure(
             [*scatters, *(_mark_trace(mark) for mark in self.marks if mark.x is not None)],
-            self.title,
-            height + 60 * is_crowded,
+            self.title if self.titled else "",
+            self.height + 60 * is_crowded,
             **(LEGEND_BELOW if is_crowded else {}),
-            xaxis=step_axis(self.steps),
+            margin={"l": 60, "r": 16, "t": 44 if self.titled else 24, "b": 44},
+            xaxis={**step_axis(self.steps), **({"dtick": 1} if 0 < self.last < _FEW else {})},
             yaxis={**titled_axis(self.unit), "range": [min(0.0, 1.1 * low), top], "fixedrange": True},
             uirevision=str(self.steps),  # else a zoom of before outlives a new range
             hovermode="x unified",
-            shapes=[_level_line(mark) for mark in self.marks if mark.x is None],
-            annotations=[_level_label(mark) for mark in self.marks if mark.x is None],
+            shapes=[
+                *(_level_line(mark) for mark in self.marks if mark.x is None),
+                *(_event_line(step) for step, _ in self.events),
+            ],
+            annotations=[
+                *(_level_label(mark) for mark in self.marks if mark.x is None),
+                *(_event_label(step, label) for step, label in self.events),
+            ],
         )
 
     def newer(self, step: float) -> dict[str, Any] | None:
@@ -153,6 +169,20 @@ def _level_label(mark: Mark) -> dict[str, Any]:
     return {
         "text": mark.name, "xref": "paper", "x": 0, "xanchor": "left", "y": mark.y[0],
         "yanchor": "bottom", "showarrow": False, "font": {"color": "#D55E00", "size": 11},
+    }  # fmt: skip
+
+
+def _event_line(step: int) -> dict[str, Any]:
+    return {
+        "type": "line", "yref": "paper", "x0": step, "x1": step, "y0": 0, "y1": 1,
+        "line": {"dash": "dot", "width": 1.5, "color": "#D55E00"},
+    }  # fmt: skip
+
+
+def _event_label(step: int, label: str) -> dict[str, Any]:
+    return {
+        "text": label, "yref": "paper", "x": step, "xanchor": "left", "y": 1, "yanchor": "top",
+        "showarrow": False, "font": {"color": "#D55E00", "size": 11},
     }  # fmt: skip
 
 

@@ -5,17 +5,20 @@ view and for every later one; an open tab receives the parts whose properties ha
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 import dash_mantine_components as dmc
 from dash import dcc, html
 
 from zeromon.base.units import human_count
+from zeromon.readout.answers import Stretch, life_of_run, life_text
 from zeromon.readout.figures import LAST_STEPS
-from zeromon.readout.text import clock, pause_seconds, pause_text
-from zeromon.readout.verdict import judge_run, state_beside, unanswered_verdict
+from zeromon.readout.text import clock, pause_seconds, pause_text, rough_time
+from zeromon.readout.verdict import SIGNS, judge_run, state_beside, unanswered_verdict
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
-from zeromon_dashboard.page import Known, Page, Parts
+from zeromon_dashboard.page import Known, Page, Parts, Props
 from zeromon_dashboard.pages import advice, communication, memory, overview, ranks, timeline, whatif
 from zeromon_dashboard.url_state import LASTS, MAX_RUNS, PAGES, Route
 
@@ -44,35 +47,33 @@ def page_skeleton(
     body = _PAGES[route.page].skeleton(props, route)
     heading = [
         dmc.Title(route.run, order=1, size="h3"),
-        dmc.Badge(id="health", variant="filled", **props["health"]),
-        dmc.Text(id="verdict", fw=600, **props["verdict"]),
+        dmc.Text(id="facts", size="sm", c="dimmed", **props["facts"]),
+        dmc.Group(id="about", gap="xs", **props["about"]),
         dmc.Badge(id="state", variant="dot", **props["state"]),
-        dmc.Text(id="facts", size="sm", **{"c": "dimmed", **props["facts"]}),
     ]
+    change = "#changes" if route.page == "overview" else f"/run/{quote(route.run)}/advice"
+    banner = [
+        html.Div([html.Span(id="sign", **props["sign"]), html.Span(id="health", **props["health"])],
+                 className="word"),
+        html.Div([html.P(id="cause", **props["cause"]), html.P(id="verdict", **props["verdict"])]),
+        html.A("What to change", id="act", href=change),
+    ]  # fmt: skip
     return dmc.Stack(
         [
-            dmc.Stack(
-                [
-                    dmc.Group(heading, gap="md", align="center"),
-                    dmc.Group(id="about", gap="xs", **props["about"]),
-                    dmc.Text(id="cause", fw=600, **props["cause"]),
-                ],
-                gap=2,
-            ),
+            dmc.Group(heading, gap="md", align="center"),
+            html.Div(banner, id="banner", **props["banner"]),
+            _player_panel(route, span, props),
             _page_controls(route, ranks, runs),
             *body,
-            _player_panel(route, span),
         ],
         gap="sm",
     )
 
 
-COLOURS = {None: "teal", Severity.INFO: "gray", Severity.WARNING: "orange", Severity.CRITICAL: "red"}
-_BADGES = {
-    None: "#0b6e4f", Severity.INFO: "gray.7", Severity.WARNING: "#8f4700", Severity.CRITICAL: "#b71c1c",
+_TONES = {
+    None: "well", Severity.INFO: "over", Severity.WARNING: "warning", Severity.CRITICAL: "critical",
 }  # fmt: skip
-"""The colours of :data:`COLOURS` behind white text, with a contrast of 4.5 to 1."""
-_LOUD = (Severity.WARNING, Severity.CRITICAL)
+"""Severity of a verdict -> the class of its banner."""
 
 
 def _page_head_props(view: Known) -> Parts:
@@ -93,26 +94,71 @@ def _page_head_props(view: Known) -> Parts:
     else:
         state, colour = "live", "teal"
     judged = unanswered_verdict(run, view.age) if view.trouble and not run.ended else judge_run(run)
-    tone, note = COLOURS[judged.severity], view.about.note
+    note, life = view.about.note, _clipped(life_of_run(run, view.findings), view.span)
     tags = (dmc.Badge(t, variant="outline", color="gray", tt="none") for t in view.about.tags)
     remarks = [dmc.Text(note, size="sm")] if note else []
     return {
-        "health": {"children": str(judged.health), "color": _BADGES[judged.severity]},
-        "cause": {"children": judged.cause, "c": tone if judged.severity in _LOUD else "inherit"},
+        "banner": {"className": _TONES[judged.severity]},
+        "sign": {"children": SIGNS[judged.severity]},
+        "health": {"children": str(judged.health)},
+        "cause": {"children": judged.headline},
         "facts": {"children": facts},
         "about": {"children": [*tags, *remarks]},
         "state": {"children": state, "color": colour},
-        "verdict": {"children": state_beside(judge_run(run).health, run)},
+        "verdict": {
+            "children": "; ".join(filter(None, (judged.detail, state_beside(judged.health, run))))
+        },
+        "life": {"style": {"background": _gradient(life)}, "title": life_text(life)},
+        "when": _moments(view),
     }
+
+
+def _clipped(life: Sequence[Stretch], span: tuple[float, float] | None) -> list[Stretch]:
+    """*life* within the record, without the stretches that would be too narrow to see."""
+    if span is None:
+        return []
+    start_wall, end_wall = span
+    clipped = [
+        replace(s, start_wall=max(s.start_wall, start_wall), end_wall=min(s.end_wall, end_wall))
+        for s in life
+    ]
+    narrow = _NARROW * (end_wall - start_wall)
+    return [s for s in clipped if s.end_wall - s.start_wall >= narrow > 0]
+
+
+_NARROW = 0.004
+
+
+def _gradient(life: Sequence[Stretch]) -> str:
+    """A background with the colour of each verdict, from the first recorded moment to the last."""
+    if not life:
+        return "var(--zm-over)"
+    start_wall = life[0].start_wall
+    percent = 100 / (life[-1].end_wall - start_wall)
+    stops = (
+        f"var(--zm-{_TONES[s.severity]}) {percent * (s.start_wall - start_wall):.1f}% "
+        f"{percent * (s.end_wall - start_wall):.1f}%"
+        for s in life
+    )
+    return f"linear-gradient(to right, {', '.join(stops)})"
+
+
+def _moments(view: Known) -> Props:
+    """The last recorded moment, which the player shows while it is at the end."""
+    if view.span is None:
+        return {}
+    end_wall = view.span[1]
+    return {"max": end_wall} | ({} if view.where.at is not None else {"value": end_wall})
 
 
 def _run_facts_text(run: RunSnapshot, rank: RankSnapshot) -> str:
     fleet = run.fleet
-    if fleet is None:
-        return f"{rank.strategy}, {len(run.ranks)} of {rank.world_size} ranks, {rank.device}"
-    reporting = human_count(fleet.ranks - fleet.silent)
-    nodes = human_count(len(fleet.nodes))
-    return f"{rank.strategy}, {reporting} of {human_count(rank.world_size)} ranks on {nodes} nodes"
+    reporting, place = len(run.ranks), f"{rank.device} of {run.node}"
+    if fleet is not None:
+        reporting, place = fleet.ranks - fleet.silent, f"{human_count(len(fleet.nodes))} nodes"
+    count = f"{human_count(reporting)} of {human_count(rank.world_size)} ranks on {place}"
+    lasted = rough_time(max(0.0, run.taken_wall - run.started_wall))
+    return f"{rank.strategy} · {count} · started {clock(run.started_wall)}, {lasted}"
 
 
 def _page_controls(route: Route, ranks: Sequence[int], runs: Sequence[str]) -> Any:
@@ -122,7 +168,7 @@ def _page_controls(route: Route, ranks: Sequence[int], runs: Sequence[str]) -> A
     if steps is not None:
         choices.append({"value": "steps", "label": f"{steps[0]:,} to {steps[1]:,}"})
     scope = f"charts only; cards and tables: {LAST_STEPS}" if steps is not None else None
-    return dmc.Group(
+    controls = dmc.Group(
         [
             dmc.SegmentedControl(
                 id="last", value=str(route.last) if steps is None else "steps", data=choices
@@ -151,10 +197,17 @@ def _page_controls(route: Route, ranks: Sequence[int], runs: Sequence[str]) -> A
                 value=[*route.others],
                 data=[name for name in dict.fromkeys((*route.others, *runs)) if name != route.run],
             ),
-            html.A("CSV", id="csv", className="plain", href=table_csv_address(route), download=""),
-            html.A("report", className="plain", href=f"/report/{route.run}.html", target="_blank"),
         ],
         gap="sm",
+    )
+    links = [
+        html.A("CSV", id="csv", className="plain", href=table_csv_address(route), download=""),
+        html.A("report", className="plain", href=f"/report/{route.run}.html", target="_blank"),
+    ]
+    is_filtered = bool(route.ranks or steps or route.others or route.last != LASTS[-1])
+    summary = html.Summary("Filter: steps, ranks, another run")
+    return dmc.Group(
+        [html.Details([summary, controls], id="filter", open=is_filtered), *links], gap="md"
     )
 
 
@@ -164,43 +217,29 @@ def table_csv_address(route: Route) -> str:
     return f"/csv/{route.run}/{table}" + "".join(route.address.partition("?")[1:])
 
 
-def _player_panel(route: Route, span: tuple[float, float] | None) -> Any:
-    if span is None or span[1] - span[0] < 1:
-        return html.Div(_player_controls(route, (0.0, 1.0)), style={"display": "none"})
-    return dmc.Paper(_player_controls(route, span), p="xs")
-
-
-def _player_controls(route: Route, span: tuple[float, float]) -> Any:
-    return dmc.Group(
-        [
-            dmc.Button("play", id="play"),
-            dmc.Select(
-                id="speed",
-                **{"aria-label": "speed of the playback"},
-                w=90,
-                value="10",
-                allowDeselect=False,
-                data=[{"value": str(n), "label": f"{n} x"} for n in (1, 10, 60, 600, 3600)],
-            ),
-            html.Div(
-                dmc.Slider(
-                    id="when",
-                    min=span[0],
-                    max=span[1],
-                    value=route.at or span[1],
-                    step=0.1,
-                    label=None,
-                    thumbLabel="moment that the page shows",
-                    updatemode="mouseup",
-                    size="sm",
-                ),
-                style={"flex": "1 1 160px"},
-            ),
-            dmc.Text(clock(route.at) if route.at is not None else "now", id="when-text", size="sm"),
-            dmc.Button("now", id="now"),
-        ],
-        gap="sm",
-    )
+def _player_panel(route: Route, span: tuple[float, float] | None, props: Parts) -> Any:
+    """The run's life, in the colours of its verdicts, on which a moment is chosen."""
+    has_past = span is not None and span[1] - span[0] >= 1
+    start_wall, end_wall = span if span is not None and has_past else (0.0, 1.0)
+    slider = dmc.Slider(
+        id="when", min=start_wall, step=0.1, label=None, thumbLabel="moment that the page shows",
+        updatemode="mouseup", **{"max": end_wall, "value": route.at or end_wall, **props["when"]},
+    )  # fmt: skip
+    controls = [
+        dmc.Button("play", id="play"),
+        dmc.Select(
+            id="speed",
+            **{"aria-label": "speed of the playback"},
+            w=80,
+            value="10",
+            allowDeselect=False,
+            data=[{"value": str(n), "label": f"{n} x"} for n in (1, 10, 60, 600, 3600)],
+        ),
+        html.Div([html.Div(id="life", **props["life"]), slider], className="life"),
+        dmc.Text(clock(route.at) if route.at is not None else "", id="when-text", size="sm"),
+        dmc.Button("end", id="now"),
+    ]
+    return dmc.Group(controls, gap="sm", style={} if has_past else {"display": "none"})
 
 
 # ---- what stays on the screen while pages change ------------------------------------------------

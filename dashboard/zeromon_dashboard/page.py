@@ -27,7 +27,9 @@ class Known:
     run: RunSnapshot
     series: Series
     findings: Sequence[Finding] = ()
-    """All findings in the run's record; only for the page of advice."""
+    """All findings in the run's record."""
+    span: tuple[float, float] | None = None
+    """The first and the last recorded moment, seconds since the epoch."""
     live: bool = False
     age: float = 0.0
     """Seconds since the snapshot was read."""

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
@@ -20,10 +20,11 @@ from zeromon.base.units import (
 from zeromon.readout import text
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
 from zeromon.readout.charts import EVERYTHING_ELSE, RoleBands, Step, StepRow, rows_of
-from zeromon.readout.figures import FIGURE, mean_step_seconds
+from zeromon.readout.figures import FIGURE, Figure, mean_step_seconds
 from zeromon.readout.ledger import JobLedger, cause_text, goodput_headline, job_ledger
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
+from zeromon.snapshot.focus import first_failed
 from zeromon.snapshot.run import FleetNode
 from zeromon.snapshot.step import Lanes, LaneSpan, LateArrival, Stream
 from zeromon.traces.allocations import NO_STACK, ROLES, UNKNOWN, Holding, frame_text, telling_frames
@@ -117,10 +118,10 @@ _WIDE = 32
 _FROM_THE_TOP = {**titled_axis(""), "autorange": "reversed"}
 """An axis of rows, the first at the top."""
 PHASE_COLOURS = {
-    "forward": "#0072B2", "backward": "#56B4E9", "optimizer": "#009E73", "cpu_optimizer": "#CC79A7",
-    "exposed": "#D55E00", "data_wait": "#F0E442", "evaluation": "#882255", "checkpoint": "#DDCC77",
-    "garbage_collection": "#8a5f3c", "compile": "#6a55d9", "generation": "#117733",
-    "other": "#999999",
+    "forward": "#3f95d0", "backward": "#0b66ab", "optimizer": "#5b86b8", "cpu_optimizer": "#8fb3d6",
+    "exposed": "#7d57ad", "data_wait": "#e08a1e", "evaluation": "#7a8591", "checkpoint": "#b3a57a",
+    "garbage_collection": "#8a5f3c", "compile": "#5f6974", "generation": "#1d4271",
+    "other": "#9aa3ad",
 }  # fmt: skip
 
 
@@ -381,43 +382,97 @@ def _colour_bar(unit: str) -> dict[str, Any]:
 
 
 def rank_map_figure(run: RunSnapshot, metric: str) -> dict[str, Any]:
-    """A cell for each rank, 32 in a row; of a larger run a cell for each node, 64 in a row."""
+    """A cell with its number for each rank, a row or more for each node; of a larger run a cell a node.
+
+    The scale is around the median, so that equal ranks have one colour. The rank that failed first, or
+    those that a hang waits for, have a frame.
+    """
     mapped = FIGURE[metric]
     unit = mapped.unit
-    if run.fleet is None:
-        cells = [
-            (_round_digits(unit.scaled(mapped.of_rank(rank))), _rank_hover_texts(rank))
-            for rank in run.ranks
-        ]
-        subject, widest, high = "ranks", _WIDE, 26
-    else:
-        cells = [
-            (_round_digits(unit.scaled(mapped.of_node(node))), _node_hover_texts(node))
-            for node in run.fleet.nodes
-        ]
-        subject, widest, high = f"{len(cells):,} nodes, the worst rank of each", 2 * _WIDE, 14
-    wide = min(widest, max(8, len(cells)))  # two ranks are no banner
-    rows = [cells[n : n + wide] for n in range(0, len(cells), wide)]
-    highest = max((value for value, _ in cells if value is not None), default=0)
-    for row in rows:
-        # plotly draws a heat map of rows of one length only
-        row.extend([(None, ["", "", ""])] * (wide - len(row)))
+    by_node = _cells_by_node(run, mapped)
+    counts = map(len, by_node.values())
+    wide = min(_WIDE, max(8, *counts, 0)) if run.fleet is None else 2 * _WIDE
+    rows = [
+        (name if not n else "", cells[n : n + wide])
+        for name, cells in by_node.items()
+        for n in range(0, len(cells), wide)
+    ]
+    values = [cell.value for _, row in rows for cell in row if cell.value is not None]
+    median, distance = _scale_around_median(values)
+    blank = _Cell(None, "", ["", "", ""])
+    padded = [[*row, *[blank] * (wide - len(row))] for _, row in rows]  # plotly wants equal rows
     data = {
-        "type": "heatmap", "colorscale": "Cividis", "xgap": 2, "ygap": 2,
-        "zmin": 0, "zmax": highest or 1,  # from 0: small differences have one colour
-        "z": [[value for value, _ in row] for row in rows],
-        "customdata": [[hover for _, hover in row] for row in rows],
+        "type": "heatmap", "colorscale": _AROUND_MEDIAN, "xgap": 2, "ygap": 2,
+        "zmin": median - distance, "zmax": median + distance,
+        "z": [[cell.value for cell in row] for row in padded],
+        "text": [[cell.label for cell in row] for row in padded], "texttemplate": "%{text}",
+        "customdata": [[cell.hover for cell in row] for row in padded],
         "colorbar": _colour_bar(unit.symbol),
         "hovertemplate": "%{customdata[1]}<br>" + mapped.label + " %{z:.4g} " + unit.symbol
         + "<br>%{customdata[2]}<extra></extra>",
     }  # fmt: skip
+    names = [escape(name) for name, _ in rows] if len(by_node) > 1 else []
+    subject, high = "ranks", 26
+    if run.fleet is not None:
+        subject, high = f"{len(run.fleet.nodes):,} nodes, the worst rank of each", 14
     return plotly_figure(
         [data],
-        f"All {subject}: {mapped.label}",
+        f"All {subject}: {mapped.label}" + ("" if values else ": n/a"),
         120 + max(60, high * len(rows)),
         xaxis={"visible": False},
-        yaxis={"visible": False, "autorange": "reversed"},
-    )
+        yaxis={
+            **titled_axis(""), "autorange": "reversed", "visible": bool(names), "showgrid": False,
+            "tickvals": list(range(len(names))), "ticktext": names,
+        },
+        shapes=[
+            {
+                "type": "rect", "x0": x - 0.5, "x1": x + 0.5, "y0": y - 0.5, "y1": y + 0.5,
+                "line": {"color": "#c62828", "width": 3},
+            }
+            for y, (_, row) in enumerate(rows) for x, cell in enumerate(row) if cell.is_blamed
+        ],
+    )  # fmt: skip
+
+
+_AROUND_MEDIAN = [[0, "#6aaedd"], [0.5, "#e4e8ec"], [1, "#e08a1e"]]
+"""Black is legible on each."""
+
+
+class _Cell(NamedTuple):
+    value: float | None
+    label: str
+    hover: list[str]
+    is_blamed: bool = False
+
+
+def _cells_by_node(run: RunSnapshot, mapped: Figure) -> dict[str, list[_Cell]]:
+    """Node -> the cells of its ranks; of a large run "" -> a cell for each node."""
+    unit = mapped.unit
+    if run.fleet is not None:
+        return {
+            "": [
+                _Cell(_round_digits(unit.scaled(mapped.of_node(node))), "", _node_hover_texts(node))
+                for node in run.fleet.nodes
+            ]
+        }
+    failed = first_failed(run.ranks, run.hangs)
+    blamed = {number for hang in run.hangs for number in (*hang.missing, *hang.dead)}
+    blamed |= {failed.rank} if failed is not None and not blamed else set()
+    by_node: dict[str, list[_Cell]] = {}
+    for rank in sorted(run.ranks, key=lambda rank: (rank.node, rank.rank)):
+        value = _round_digits(unit.scaled(mapped.of_rank(rank)))
+        cell = _Cell(value, str(rank.rank), _rank_hover_texts(rank), rank.rank in blamed)
+        by_node.setdefault(rank.node, []).append(cell)
+    return by_node
+
+
+def _scale_around_median(values: Sequence[float]) -> tuple[float, float]:
+    """The median, and the distance from it at which the scale ends: at least a tenth of the largest."""
+    if not values:
+        return 0.0, 1.0
+    median = statistics.median(values)
+    distance = max(abs(value - median) for value in values)
+    return median, max(distance, 0.1 * max(map(abs, values))) or 1.0
 
 
 def _round_digits(value: float | None) -> float | None:

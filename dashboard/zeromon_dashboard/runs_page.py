@@ -10,34 +10,63 @@ from zeromon.comparison.comparison import Column as RunColumn, Comparison, Row, 
 from zeromon.comparison.text import NOT_COMPARABLE, format_change, format_figure, grouped, steps_text
 from zeromon.readout.figures import BYTES, COUNT, RATIO, SECONDS
 from zeromon.readout.tables import Column, Columns
-from zeromon.readout.text import clock
-from zeromon.storage.run_store import ListedRun
+from zeromon.readout.text import clock, rough_time
+from zeromon.readout.verdict import SIGNS
+from zeromon.snapshot import Severity
+from zeromon.storage.run_store import ListedRun, Manifest
 from zeromon_dashboard.url_state import Route
 from zeromon_dashboard.widgets import configuration_table, data_grid, grid_cells, grid_columns
 
 _RUNS: Columns[ListedRun] = (
-    Column("run", lambda i: i.manifest.run, width=25),
-    Column("state", lambda i: i.watched_verdict, width=33),
-    Column(
-        "started",
-        lambda i: clock(i.manifest.started_wall) if i.manifest.started_wall else "n/a",
-        width=24,
-    ),
-    Column("strategy", lambda i: i.manifest.strategy),
-    Column("ranks", lambda i: i.manifest.ranks, COUNT),
-    Column("steps", lambda i: i.manifest.steps, COUNT),
+    Column("verdict", lambda i: _verdict_text(i), width=10),
+    Column("link", lambda i: f"[{i.manifest.run}](/run/{i.manifest.run}/overview)", width=25),
+    Column("why", lambda i: i.manifest.cause or i.watched_verdict, width=60),
     Column("step", lambda i: i.manifest.step_seconds, SECONDS),
     Column("exposed", lambda i: i.manifest.exposed_ratio, RATIO),
     Column("memory", lambda i: n if (n := i.manifest.memory_bytes) >= 0 else None, BYTES),
-    Column("findings", lambda i: i.manifest.worst or "none"),
+    Column("steps", lambda i: i.manifest.steps, COUNT),
+    Column("ranks", lambda i: i.manifest.ranks, COUNT),
+    Column(
+        "started",
+        lambda i: clock(i.manifest.started_wall) if i.manifest.started_wall else "n/a",
+        width=18,
+    ),
+    Column("duration", lambda i: _duration_text(i.manifest), width=8),
+    Column("strategy", lambda i: i.manifest.strategy),
     Column("tags", lambda i: ", ".join(i.about.tags)),
     Column("note", lambda i: i.about.note),
     Column("command", lambda i: " ".join(i.manifest.command), width=30),
 )
-COLUMNS = [
-    {**definition, "pinned": "left"} if definition["field"] == "run" else definition
-    for definition in grid_columns(_RUNS)
-]
+
+
+def _verdict_text(item: ListedRun) -> str:
+    manifest = item.manifest
+    if not item.live and not manifest.ended:
+        return f"{SIGNS[Severity.INFO]} not watched"
+    severity = Severity(manifest.worst) if manifest.worst else None
+    return f"{SIGNS[severity]} {manifest.health or manifest.verdict}"
+
+
+def _duration_text(manifest: Manifest) -> str:
+    seconds = manifest.taken_wall - manifest.started_wall
+    return rough_time(seconds) if manifest.started_wall and seconds >= 0 else "n/a"
+
+
+_SPECIAL: dict[str, dict[str, Any]] = {
+    "verdict": {
+        "pinned": "left",
+        "width": 120,
+        "flex": 0,
+        "cellClassRules": {
+            str(severity): f"params.value.startsWith('{SIGNS[severity]}')"
+            for severity in (Severity.WARNING, Severity.CRITICAL)
+        },
+    },
+    "link": {"pinned": "left", "width": 170, "flex": 0, "headerName": "run", "cellRenderer": "markdown"},
+    "why": {"wrapText": True, "autoHeight": True, "minWidth": 300, "flex": 4},
+}
+"""Further properties of some columns."""
+COLUMNS = [{**definition, **_SPECIAL.get(definition["field"], {})} for definition in grid_columns(_RUNS)]
 
 
 def runs_page(items: Sequence[ListedRun], comparison: Any = None) -> Any:
@@ -58,14 +87,14 @@ def runs_page(items: Sequence[ListedRun], comparison: Any = None) -> Any:
                     dmc.Title("Runs", order=1, size="h3"),
                     dmc.Button("Compare selected", id="compare"),
                     dmc.Button("Lay charts over each other", id="lay"),
-                    dmc.Text("Click a run to open it.", size="sm", c="dimmed"),
                 ]
             ),
             data_grid(
                 "run-table",
                 COLUMNS,
                 {"rowData": run_table_rows(items)},
-                420,
+                720,
+                row_height=64,
                 rowSelection={"mode": "multiRow", "enableClickSelection": False},
             ),
             html.Div(comparison, id="comparison"),
@@ -76,7 +105,9 @@ def runs_page(items: Sequence[ListedRun], comparison: Any = None) -> Any:
 
 def run_table_rows(items: Sequence[ListedRun]) -> list[dict[str, Any]]:
     """The rows of the table of runs."""
-    return [{"id": item.manifest.run, **grid_cells(_RUNS, item)} for item in items]
+    return [
+        {"id": item.manifest.run, "run": item.manifest.run, **grid_cells(_RUNS, item)} for item in items
+    ]
 
 
 def comparison_view(compared: Comparison) -> Any:

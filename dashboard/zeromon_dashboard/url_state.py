@@ -46,7 +46,7 @@ class Route:
     last: int = LASTS[-1]
     steps: tuple[int, int] | None = None
     """Only these steps, the first and the last one, instead of the last ones."""
-    metric: str = "step"
+    metric: str = MAPPED[0].name
     node: str = ""
     """Only the ranks of this node, on the page of ranks."""
     at: float | None = None
@@ -67,7 +67,7 @@ class Route:
             "ranks": ",".join(map(str, self.ranks)),
             "last": "" if self.last == LASTS[-1] else str(self.last),
             "steps": "" if self.steps is None else f"{self.steps[0]}-{self.steps[1]}",
-            "metric": "" if self.metric == "step" else self.metric,
+            "metric": "" if self.metric == MAPPED[0].name else self.metric,
             "node": self.node,
             "changes": self.changes,
             "at": "" if self.at is None else f"{self.at:.3f}",
@@ -98,7 +98,7 @@ def parse_route(path: str, query: str) -> Route:
         ranks=_parse_rank_numbers(params.get("ranks", "")),
         last=_parse_one_of(params.get("last", ""), LASTS),
         steps=_parse_step_range(params.get("steps", "")),
-        metric=params.get("metric", "") if params.get("metric") in _METRICS else "step",
+        metric=params.get("metric", "") if params.get("metric") in _METRICS else MAPPED[0].name,
         node=params.get("node", "")[:_MAX_NODE_LENGTH],
         changes=params.get("changes", ""),
         at=_parse_moment(params.get("at", "")),

@@ -10,6 +10,7 @@ from dash import dcc, html
 from zeromon.base.units import human_ratio
 from zeromon.comparison.comparison import Comparison, letter
 from zeromon.comparison.text import configured_rows
+from zeromon.diagnosis.rule import advice_of
 from zeromon.readout.figures import INDEX, TEXT
 from zeromon.readout.remedy import DiffLine, remedy_text
 from zeromon.readout.tables import Column, Columns, Row
@@ -22,12 +23,8 @@ from zeromon_dashboard import charts
 from zeromon_dashboard.charts import Chart
 from zeromon_dashboard.page import Known, Parts, Props
 
-CONFIG = {
-    "displaylogo": False,
-    "showSendToCloud": False,
-    "responsive": True,
-    "modeBarButtonsToRemove": ["lasso2d", "select2d"],
-}
+CONFIG = {"displayModeBar": False, "responsive": True}
+"""A drag zooms, a double click shows all again: plotly's buttons would cover the last steps."""
 
 
 SEVERITY_COLOURS = {
@@ -81,8 +78,20 @@ def card_row(props: Parts) -> Any:
 
 
 def graph_panel(name: str, props: Parts) -> Any:
+    """A figure in a frame."""
+    return dmc.Paper(graph(name, props), p=4)
+
+
+def graph(name: str, props: Parts) -> Any:
     """A figure."""
-    return dmc.Paper(dcc.Graph(id=name, config=CONFIG, **props[name]), p=4)
+    # Else a page jumps when its charts are drawn
+    height = props[name]["figure"]["layout"].get("height", 0)
+    return dcc.Graph(id=name, config=CONFIG, style={"minHeight": height}, **props[name])
+
+
+def folded(summary: Sequence[Any], *children: Any) -> Any:
+    """Components that are shown when their *summary* is clicked."""
+    return html.Details([html.Summary(summary), *children], className="folded")
 
 
 def drawn_charts(view: Known, *names: str) -> dict[str, Chart]:
@@ -111,9 +120,13 @@ def data_grid(
     rows: Props,
     height: int,
     empty: str = "nothing to show",
+    row_height: int = 28,
     **options: Any,
 ) -> Any:
-    """A table of *rows*, at most *height* pixels high. *empty*: without rows; *options*: of AG Grid."""
+    """A table of *rows*, at most *height* pixels high; *empty*: without rows; *options*: of AG Grid.
+
+    *row_height*: about how high a row is, where text wraps.
+    """
     return dag.AgGrid(
         id=name,
         columnDefs=list(columns),
@@ -139,7 +152,7 @@ def data_grid(
             "localeText": {"noRowsToShow": empty},
             **options,
         },
-        style={"height": min(height, 90 + 28 * max(2, len(rows["rowData"])))},
+        style={"height": min(height, 90 + row_height * max(2, len(rows["rowData"])))},
         **rows,
     )
 
@@ -198,25 +211,34 @@ def finding_list(findings: Sequence[Finding], total: int) -> list[Any]:
     return [*panels, *([dmc.Text(f"and {omitted} more under Advice", size="sm")] if omitted else [])]
 
 
-def _finding_panel(finding: Finding) -> Any:
+def change_list(findings: Sequence[Finding], total: int, judged: Finding | None) -> list[Any]:
+    """Panels of what to change: the first of *findings* in full, the others folded.
+
+    The sentence of *judged* is in the verdict already; *total*: all findings of the run.
+    """
+    panels = [_finding_panel(f, is_judged=f is judged) for f in findings[:1]]
+    panels += [folded([f"{f.code} {finding_text(f)}"], _finding_panel(f)) for f in findings[1:]]
+    omitted = total - len(findings)
+    return [*panels, *([html.P(f"and {omitted} more under Advice", className="dim")] if omitted else [])]
+
+
+def _finding_panel(finding: Finding, *, is_judged: bool = False) -> Any:
     rows: list[Any] = [
-        dmc.Group(
-            [
-                dmc.Badge(
-                    finding.code or finding.rule,
-                    color=SEVERITY_COLOURS[finding.severity],
-                    variant="light",
-                ),
-                dmc.Text(finding.severity, size="xs", c="dimmed"),
-            ],
-            gap="xs",
+        dmc.Badge(
+            finding.code or finding.rule, color=SEVERITY_COLOURS[finding.severity], variant="light"
         ),
-        dmc.Text(finding_text(finding), size="sm", mt=4),
+        *([] if is_judged else [dmc.Text(finding_text(finding), size="sm", mt=4)]),
     ]
+    if finding.remedy is None and (advice := advice_of(finding.code)):
+        rows.append(
+            dmc.Text(advice, size="sm", mt=4, lineClamp=4, c="inherit" if is_judged else "dimmed")
+        )
     if finding.remedy is not None:
         remedy = remedy_text(finding.remedy)
+        added_text = "\n".join(d.text[2:] for d in remedy.diff if d.kind == "added")
         rows += [
             dmc.Text(remedy.reason, size="xs", c="dimmed", mt=4),
+            added_text and dcc.Clipboard(content=added_text, title="copy what to add", className="copy"),
             html.Pre([_diff_line(diff_line) for diff_line in remedy.diff], className="diff"),
             dmc.Text(remedy.outlook, size="xs"),
         ]

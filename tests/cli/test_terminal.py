@@ -174,7 +174,7 @@ def test_a_terminal_gets_colour_and_a_pipe_plain_text(tmp_path: Path) -> None:
     piped = zeromon(tmp_path, "report").stdout
     assert "\x1b" not in piped
     shown = at_a_terminal(tmp_path, "report")
-    assert "\x1b[31m  verdict   dead" in shown
+    assert "\x1b[31m  ✖ dead" in shown
     plain = at_a_terminal(tmp_path, "report", NO_COLOR="1")
     assert "\x1b" not in plain
     assert any("word" in line and len(line) > 80 for line in piped.splitlines())

@@ -349,9 +349,27 @@ def test_the_map_of_ranks_has_a_cell_a_rank(count: int) -> None:
     snapshot = run(*(replace(one, rank=n) for n in range(count)))
     (trace,) = plotly_figures.rank_map_figure(snapshot, "step")["data"]
     seen = [value for row in trace["z"] for value in row if value is not None]
-    assert (trace["zmin"], trace["zmax"]) == (0, max(seen))  # equal ranks look equal
+    (value,) = {*seen}  # equal ranks have the colour of the median
+    assert (trace["zmin"], trace["zmax"]) == (pytest.approx(0.9 * value), pytest.approx(1.1 * value))
     told = [int(cell[0]) for row in trace["customdata"] for cell in row if cell[0]]
     assert told == list(range(count)) and len({len(row) for row in trace["z"]}) == 1
+
+
+@pytest.mark.parametrize("metric", [figure.name for figure in MAPPED])
+def test_the_map_of_ranks_is_by_node_and_frames_whom_a_hang_waits_for(metric: str) -> None:
+    ranks = [rank(n, node=f"node{n // 8}", late_seconds=0.05 * (n == 5)) for n in range(16)]
+    stuck = Hang(
+        kind="missing", op="all_reduce", group="world", group_id="0", sequence=7, nbytes=4,
+        seconds=40.0, waiting=(0,), elsewhere=(), calls=(), missing=(9,), dead=(),
+    )  # fmt: skip
+    figure = plotly_figures.rank_map_figure(replace(run(*ranks), hangs=(stuck,)), metric)
+    (drawn,) = figure["data"]
+    assert drawn["text"] == [[str(n) for n in range(8)], [str(n) for n in range(8, 16)]]
+    assert figure["layout"]["yaxis"]["ticktext"] == ["node0", "node1"]
+    (frame,) = figure["layout"]["shapes"]
+    assert (frame["x0"], frame["y0"]) == (0.5, 0.5)
+    if metric == "late":
+        assert drawn["z"][0][5] == drawn["zmax"] == 50.0
 
 
 @pytest.mark.parametrize("metric", [figure.name for figure in MAPPED])
@@ -380,7 +398,7 @@ def test_a_large_run_says_how_much_of_it_is_shown() -> None:
     text = json.dumps(overview["spreads"], default=lambda made: made.to_plotly_json())
     assert "16,384 ranks" in text and "444.0 ms" in text
     assert "2,048 nodes" in overview["facts"]["children"]
-    notes = json.dumps(overview["findings"], default=lambda made: made.to_plotly_json())
+    notes = json.dumps(overview["changes"], default=lambda made: made.to_plotly_json())
     assert "is 12.00 s ahead" in notes
 
 
@@ -539,7 +557,7 @@ def test_a_tab_is_sent_what_changed_and_points_at_the_end(growing: tuple[Growing
     clock.now += 1
     body = sent(feeds, where, cursor.as_json())
     assert body["extend"]["step-time"] == [{"x": [[30, 31, 32]], "y": [[100.0] * 3]}, [0]]
-    assert body["props"]["verdict"]["children"] == "running, step 33"
+    assert body["props"]["verdict"]["children"].endswith("; running, step 33")
     assert "figure" not in body["props"].get("step-time", {})
     again = sent(feeds, where, body["cursor"])
     assert (again["props"], again["extend"]) == ({}, {})
@@ -611,8 +629,8 @@ def test_when_the_run_does_not_answer_what_is_known_stays_and_says_how_old_it_is
     body = sent(feeds, where, first["cursor"])
     assert body["props"]["state"]["children"] == "no answer"
     assert body["props"]["health"]["children"] == "unknown"
-    cause = body["props"]["cause"]["children"]
-    assert cause.startswith("no answer from its collector for 7.00 s; before: healthy")
+    assert body["props"]["cause"]["children"] == "no answer from its collector for 7.00 s"
+    assert body["props"]["verdict"]["children"].startswith("before: healthy")
     source.dead, source.steps = False, 40
     clock.now += 1
     body = sent(feeds, where, body["cursor"])
@@ -702,8 +720,8 @@ def test_a_range_at_the_end_of_a_live_run_grows_to_its_end_and_no_further(
         body = sent(feeds, where, cursor)
         cursor = body["cursor"]
         assert body["extend"]["step-time"][0]["x"] == [new]
-    ahead = sent(feeds, Route(run="train-1", steps=(900, 950)), {})["props"]["step-time"]["figure"]
-    assert ahead["layout"]["title"]["text"] == "Step time: no value of step 900 to 950 is known"
+    ahead = sent(feeds, Route(run="train-1", steps=(900, 950)), {})["props"]["step-time-title"]
+    assert ahead["children"] == "Step time: no value of step 900 to 950 is known"
 
 
 def test_own_time_is_of_the_chosen_steps() -> None:
@@ -750,8 +768,11 @@ def test_the_list_of_runs_says_which_are_live(tmp_path: Path, monkeypatch: pytes
     store.save(run(rank(0), run="other", started_wall=2000.0))
     found = runs_page.run_table_rows(Hub(store).runs())
     assert [row["run"] for row in found] == ["other", "train-1"]
-    assert found[0]["state"].startswith("no longer monitored")
-    assert found[1]["state"].startswith("finished after 20 steps; exposed communication")
+    assert found[0]["verdict"] == "■ not watched"
+    assert found[0]["why"].startswith("no longer monitored")
+    assert found[1]["verdict"].endswith(" finished")
+    assert found[1]["why"].startswith("finished after 20 steps; exposed communication")
+    assert found[1]["link"] == "[train-1](/run/train-1/overview)"
 
 
 def test_runs_are_laid_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

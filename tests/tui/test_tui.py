@@ -26,7 +26,7 @@ from tui.test_lines import HOSTILE
 
 from zeromon.base.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.collector.http import start_http_server
-from zeromon.readout.figures import MAPPED
+from zeromon.readout.figures import MAPPED, STEP
 from zeromon.readout.tables import RANK_COLUMNS, TRAFFIC_COLUMNS
 from zeromon.snapshot import Finding, Hang, RunSnapshot
 from zeromon.snapshot.communication import InFlight, MemberCall
@@ -197,8 +197,9 @@ async def test_what_matters_fits_80x24(make: Make) -> None:
     async with running(make(snapshot(2)), 80, 24) as pilot:
         text = screen_text(pilot.app)  # type: ignore[arg-type]
     for part in (
-        "train_gpt-091500-abc", "live", "memory full at ~step 308", "22.0 %", "rank 0", "forward",
-        "80.0 GiB", "ZM201", "Filter", "Help", "Pause",
+        "train_gpt-091500-abc", "live", "memory full at ~step 308", "22.0 %", "rank 0", "compute",
+        "What does a step wait for?", "What do I change?", "Will it run out of memory? yes", "ZM201",
+        "Filter", "Help", "Pause",
     ):  # fmt: skip
         assert part in text, (part, text)
 
@@ -207,7 +208,7 @@ async def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch, make: Make)
     """Parts are letters; no cell has a colour."""
     monkeypatch.setenv("NO_COLOR", "1")
     async with running(make(snapshot(8)), 100, 32) as pilot:
-        assert "FFFF" in screen_text(pilot.app)  # type: ignore[arg-type]
+        assert "BBBB" in screen_text(pilot.app)  # type: ignore[arg-type]
         for strip in pilot.app.screen._compositor.render_strips():
             for segment in strip.apply_filter(
                 pilot.app._filters[-1], pilot.app.screen.background_colors[0]
@@ -430,7 +431,7 @@ async def test_a_replay_has_the_same_keys(make: Make, tmp_path: Path) -> None:
     at = lambda: app.model.run.taken_wall  # type: ignore[union-attr]  # noqa: E731
     async with running(app) as pilot:
         assert at() == 2000.0
-        assert "■ exposed communication" in screen_text(app)  # of each phase, from the history
+        assert "communication 21.9" in screen_text(app)  # of the phases, from the history
         assert "▶ replay 00:33:20 x1" in screen_text(app)
         now[0] = 5.0
         await until(pilot, lambda: at() == 2005.0)
@@ -846,10 +847,10 @@ async def test_shares_and_windows(make: Make) -> None:
     source = FixedSource(snapshot(8))
     app = make(source)
     async with running(app) as pilot:
-        assert "limit 80.0 GiB" in screen_text(app)
+        assert "mean, last 20 steps" in screen_text(app)
         await pilot.press("percent_sign")
         await pilot.pause()
-        assert "share of a step" in screen_text(app)
+        assert "shares of a step, last 20 steps" in screen_text(app)
         await pilot.press("w")
         await says(pilot, "60 steps")
         await until(pilot, lambda: "step 101" in screen_text(app))
@@ -1253,7 +1254,7 @@ async def test_steps_that_take_as_long_have_the_same_shade(
     monkeypatch.setenv("NO_COLOR", "1")
     ranks = [rank(n, mean_seconds=seconds) for n, seconds in enumerate((0.5462, 0.5461, 0.1))]
     async with running(make(run(*ranks))) as pilot:
-        await pilot.press("5", "h")
+        await pilot.press("5", *"h" * MAPPED.index(STEP))
         await pilot.pause()
         lines = screen_text(pilot.app).splitlines()  # type: ignore[arg-type]
     at = next(n for n, line in enumerate(lines) if "step time, mean of the last 20 steps" in line)

@@ -1,9 +1,11 @@
 """Prints what a run did, and how it ended: steps, exposed communication, memory, deaths.
 
 RUN is a run id or its beginning; without RUN, the newest run. The run may be live, ended, or killed
-together with its collector. -o writes one HTML file with charts of every step, which opens without a
-network, or, where Chromium or Chrome is installed, a PNG. Exit code 1 when there are findings. With
---prometheus URL the run is read from the server that scrapes its collectors, for any number of nodes.
+together with its collector. The first lines answer: how is it, what does a step wait for, what should be
+changed, will memory run out; --full prints all tables. -o writes an HTML file with charts of every step,
+which opens without a network, or, where Chromium or Chrome is installed, a PNG. Exit code 1 when there
+are findings. With --prometheus URL the run is read from the server that scrapes its collectors, for any
+number of nodes.
 
 --ledger prints where every second of the job went instead: one cause for each second of each rank,
 restarts included. Runs that were submitted again under the same --name, Slurm job or torchelastic run id
@@ -34,9 +36,10 @@ from zeromon.base.units import JOULES_A_KWH
 from zeromon.cli.parser import add_flag, add_option, add_server, check_format, draw_module, in_range
 from zeromon.cli.terminal import show_text, show_working
 from zeromon.collector.run import snapshot_of_folder
+from zeromon.diagnosis.rule import advice_of
 from zeromon.probes.process import process_start_ticks
 from zeromon.readout.ledger import job_ledger, mean_watts
-from zeromon.readout.report import activities, ledger_block, render_run
+from zeromon.readout.report import activities, ledger_block, render_answers, render_run
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot, Severity
 from zeromon.snapshot.ledger import Cause
@@ -55,8 +58,9 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon report [RUN] [--prometheus URL] [--json] [-o FILE] [--wait SECONDS] [--ledger]``"""
+    """``zeromon report [RUN] [--full] [--prometheus URL] [--json] [-o FILE] [--wait SECONDS]``"""
     parser.add_argument("run", nargs="?", help="run id or its beginning (default: the newest)")
+    add_flag(parser, "--full", "print all tables and findings")
     add_flag(parser, "--json", "print JSON")
     add_server(parser)
     add_option(parser, "-o --output", "FILE", "write an HTML page, or .png")
@@ -95,7 +99,7 @@ def call(options: argparse.Namespace) -> int:
     elif options.json:
         sys.stdout.write(encode_snapshot(run).decode() + "\n")
     else:
-        show_text(report_text(run))
+        show_text(report_text(run) if options.full else answers_text(run))
     return 1 if any(f.severity != Severity.INFO for f in run.findings) else 0
 
 
@@ -205,8 +209,17 @@ def recent_step_frame(run: RunSnapshot) -> pl.DataFrame:
     return rows_frame([row_of(rank.rank, step, 0) for rank in run.ranks for step in rank.steps.recent])
 
 
+def answers_text(run: RunSnapshot) -> str:
+    """The first lines of the report."""
+    if run.origin:
+        return render_answers(run, advice_of=advice_of)
+    store = Store()
+    past = findings_of_record(store.folder(run.run))
+    return render_answers(run, store.about(run.run), past, advice_of)
+
+
 def report_text(run: RunSnapshot) -> str:
-    """The report of a run, with its course over time and what its user wrote about it."""
+    """The whole report of a run, with its course over time and what its user wrote about it."""
     if run.origin:
         return render_run(run, ranges_over_time(run))
     store = Store()

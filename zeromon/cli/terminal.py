@@ -17,9 +17,9 @@ from zeromon.base.units import printable_lines, wrap_report_line
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
 _PATIENCE_SECONDS = 1.0
 _COLOURS = (
-    (re.compile(r"\s*!! |.*: (dead|dying|stalled): |  verdict   (dead|dying|stalled)\b"), RED),
-    (re.compile(r"\s?! |  verdict   (slow|at risk)\b"), YELLOW),
-    (re.compile(r"  verdict   healthy\b|\s+\+ "), GREEN),
+    (re.compile(r"\s*!! |.*: (dead|dying|stalled): |  verdict   (dead|dying|stalled)\b|  ✖ "), RED),
+    (re.compile(r"\s?! |  verdict   (slow|at risk)\b|  ▲ "), YELLOW),
+    (re.compile(r"  verdict   healthy\b|  ● |\s+\+ "), GREEN),
     (re.compile(r"\s+- "), RED),
     (re.compile(r"(?!note: |seconds: )\S.*[^.]$"), BOLD),
 )

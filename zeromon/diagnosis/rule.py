@@ -304,6 +304,14 @@ def all_pages() -> dict[str, Page]:
     return dict(sorted(by_code.items()))
 
 
+def advice_of(code: str) -> str:
+    """Advice of the page of the rule *code* in one line; "" where there is no such page."""
+    page = all_pages().get(code)
+    _, _, advice = (page.text if page is not None else "").partition("## What to change\n")
+    prose = re.sub(r"```.*?```", "", advice.partition("\n## ")[0], flags=re.DOTALL)
+    return " ".join(prose.replace("`", "").split())
+
+
 def find_page(code_or_name: str) -> Page:
     """Returns the page with *code_or_name*; raises :class:`RuleNotFound`."""
     by_code = all_pages()

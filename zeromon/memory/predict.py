@@ -183,7 +183,9 @@ def _gathered_param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     if s.persistent_numel:
         cause = f"parameters of at most {p.persistence_numel:,} elements stay gathered "
         cause += "(stage3_param_persistence_threshold)"
-        yield Term("unsharded_param", round(s.persistent_numel * itemsize), cause)
+        # The step releases all, and gathers them again at its end (stage3.py)
+        exist = During.ALWAYS & ~During.STEP
+        yield Term("unsharded_param", round(s.persistent_numel * itemsize), cause, during=exist)
     if p.secondary_ranks:
         nbytes = math.ceil((s.numel - s.persistent_numel) / p.secondary_ranks) * itemsize
         cause = "ZeRO++ keeps a second copy, split within the node (zero_hpz_partition_size)"
@@ -290,9 +292,12 @@ def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         elif s.unit_numels:
             graded = s.trainable + s.frozen_grad_numel * p.shard_ranks
             total_bytes = round(graded * p.precision.grad_bytes)
-            unit_numel = s.trained_unit_numel or s.unit_numels[0]
-            nbytes = min(unit_numel * p.precision.compute_bytes, total_bytes)
+            numel = s.trained_unit_numel or s.unit_numels[0]
             cause = "gradients of the unit in backward, before they are reduced"
+            if p.framework == "deepspeed":
+                numel = min(numel, s.largest_tensor_numel or numel)
+                cause = "gradient of a parameter, before it is copied into the bucket"
+            nbytes = min(numel * p.precision.compute_bytes, total_bytes)
             yield Term("unsharded_grad", nbytes, cause, during=During.BACKWARD | During.BACKWARD_END)
     # In fp32 the gradient itself is what the optimizer reads
     if p.framework == "deepspeed" and p.optimizer_on != "device" and p.precision.param_bytes < 4:

@@ -215,14 +215,15 @@ def _knows_scalar(scalar: Scalar) -> Callable[[Sequence[RankSnapshot]], bool]:
 
 
 CHARTS: tuple[ChartSpec, ...] = (
-    ChartSpec(name="step-time", title="step time", unit=figures.SECONDS, read=attrgetter("seconds")),
+    ChartSpec(name="step-time", title="step time", unit=figures.SECONDS, read=attrgetter("seconds"),
+              overview=True),
     ChartSpec(name="memory", title="device memory", quantity="reserved", unit=figures.BYTES,
               read=_bytes_of("reserved_bytes"), beside=(("allocated", _bytes_of("allocated_bytes")),),
               pool=Pool.DEVICE, overview=True, applies=_has_device),
     ChartSpec(name="memory", title="host memory (RSS)", unit=figures.BYTES, read=_bytes_of("rss_bytes"),
               pool=Pool.HOST, shared=True, overview=True, applies=lambda ranks: not _has_device(ranks)),
     ChartSpec(name="exposed", title="exposed communication", unit=figures.SECONDS, read=_exposed_time,
-              share=_exposed_share, overview=True),
+              share=_exposed_share),
     ChartSpec(name="throughput", title="tokens/s of a rank", unit=figures.COUNT,
               read=_per_second("tokens"), applies=_counts_tokens),
     ChartSpec(name="throughput", title="samples/s of a rank", unit=figures.COUNT,

@@ -178,7 +178,7 @@ FIGURES = (
 FIGURE = {entry.name: entry for entry in FIGURES}
 """The figures by name."""
 
-MAPPED = (EXPOSED, STEP, LATE, WAITS, MEMORY, RISK)
+MAPPED = (LATE, WAITS, EXPOSED, STEP, MEMORY, RISK)
 """Figures that a map of ranks or nodes can show, the default first."""
 
 SPREAD = (STEP, EXPOSED, OVERLAP, LATE, MEMORY, HEADROOM, RISK)

@@ -1,7 +1,7 @@
 """The report of a run: a text that fits a terminal. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from zeromon.base.units import (
     human_bytes,
@@ -14,6 +14,15 @@ from zeromon.base.units import (
     wrap_paragraph,
 )
 from zeromon.readout import figures, ledger
+from zeromon.readout.answers import (
+    findings_to_act_on,
+    life_of_run,
+    life_text,
+    memory_answer,
+    pace_facts,
+    step_bars,
+    window_text,
+)
 from zeromon.readout.breakdown import (
     PART_NAMES,
     PARTS,
@@ -46,6 +55,7 @@ from zeromon.readout.tables import (
     text_table,
 )
 from zeromon.readout.text import (
+    clock,
     commit_text,
     exposed_unknown,
     finding_text,
@@ -55,7 +65,7 @@ from zeromon.readout.text import (
     run_state,
 )
 from zeromon.readout.throughput import how_far, progress_text, throughput_text
-from zeromon.readout.verdict import judge_run
+from zeromon.readout.verdict import SIGNS, judge_run
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.focus import first_counted
 from zeromon.snapshot.host import Disk
@@ -184,6 +194,54 @@ _MAX_RANKS = 32
 _MARKS = {Severity.CRITICAL: "!!", Severity.WARNING: " !", Severity.INFO: "  "}
 
 
+def render_answers(
+    run: RunSnapshot,
+    annotation: About | None = None,
+    past: Sequence[Finding] = (),
+    advice_of: Callable[[str], str] = lambda _: "",
+) -> str:
+    """The four answers in 25 rows_shown or so; *advice_of*: what a rule's page advises, by its code.
+
+    *past*: all findings of the record, for the verdicts on the run over time.
+    """
+    judged, life = judge_run(run), life_of_run(run, past)
+    headline = _wrap_text(f"{SIGNS[judged.severity]} {judged.health}: {judged.cause}")
+    rows_shown = [f"run {run.run}: {run_state(run)}", headline]
+    if len(life) > 1:
+        rows_shown.append(_wrap_text(life_text(life)))
+    facts = "\n".join(_fact_lines(run, annotation or About()))
+    rows_shown += [row for row in facts.splitlines() if row.startswith(_FACTS)]
+    bars = step_bars(run)
+    figures_shown = [f"{value} {note}" for value, note in pace_facts(run)]
+    goodput = ledger.job_ledger([run]).goodput
+    figures_shown += [] if goodput is None else [f"goodput {human_ratio(goodput)} of all ranks' time"]
+    pace_shown = ", ".join(figures_shown) or "n/a: no step has ended yet"
+    rows_shown += ["", f"What does a step wait for? {pace_shown}, mean of the {window_text(run)}"]
+    for bar in bars:
+        placement = f", {bar.place}" if bar.place else ""
+        rows_shown.append(_wrap_text(f"rank {bar.rank.rank}{placement}: {bar.text}"))
+    rows_shown += ["", "What do I change?"]
+    chosen = findings_to_act_on(run)
+    for finding in chosen:
+        if finding.remedy is not None:
+            rows = finding_lines(finding)
+            rows_shown += rows if finding is not judged.finding else [f"  {finding.code}", *rows[1:]]
+        elif advice := advice_of(finding.code):
+            rows_shown += wrap_paragraph(f"{finding.code} {advice}", 98, "  ", "  ")[:_MAX_ADVICE]
+        else:
+            rows_shown += finding_lines(finding)
+    if not chosen:
+        rows_shown.append("  nothing: no finding asks for it")
+    elif omitted := len(run.findings) - len(chosen):
+        rows_shown.append(f"  and {omitted} more finding{'s' * (omitted != 1)}")
+    rows_shown += ["", f"Will it run out of memory? {memory_answer(run)}", ""]
+    return "\n".join([*rows_shown, f"All figures: zeromon report {run.run} --full\n"])
+
+
+_FACTS = ("  command", "  tags", "  note", "  ranks", "  devices", "  duration")
+_MAX_ADVICE = 3
+
+
 def render_run(
     run: RunSnapshot,
     ranges: Sequence[StepRange] = (),
@@ -210,9 +268,14 @@ def render_run(
 
 def head_block(run: RunSnapshot, annotation: About) -> str:
     """The head of the report: the run's state, verdict, command, ranks and duration."""
-    first_rank = run.ranks[0] if run.ranks else None
     judged = judge_run(run)
     rows = [f"run {run.run}: {run_state(run)}", f"  verdict   {judged.health}: {judged.cause}"]
+    return "\n".join([*rows, *_fact_lines(run, annotation)])
+
+
+def _fact_lines(run: RunSnapshot, annotation: About) -> list[str]:
+    first_rank = run.ranks[0] if run.ranks else None
+    rows: list[str] = []
     if annotation.tags:
         rows.append(_wrap_text(f"tags      {printable(', '.join(annotation.tags))}"))
     if annotation.note:
@@ -239,8 +302,9 @@ def head_block(run: RunSnapshot, annotation: About) -> str:
     is_virtual = first_rank is not None and first_rank.on_virtual_device
     if not is_virtual and (used := ledger.energy_text(run)):
         rows.append(f"  energy    {used}")
-    rows.append(f"  duration  {human_seconds(max(0.0, run.taken_wall - run.started_wall))}")
-    return "\n".join(rows)
+    lasted = human_seconds(max(0.0, run.taken_wall - run.started_wall))
+    rows.append(f"  duration  {lasted}, started {clock(run.started_wall)}")
+    return rows
 
 
 _MODELLED = (

@@ -299,6 +299,9 @@ _SEVERITIES = {
     Health.DEAD: Severity.CRITICAL,
 }
 
+SIGNS = {None: "●", Severity.INFO: "■", Severity.WARNING: "▲", Severity.CRITICAL: "✖"}
+"""The mark of a verdict by its severity."""
+
 LEVELS = {None: 0, Severity.INFO: 1, Severity.WARNING: 2, Severity.CRITICAL: 3}
 """The value of ``zeromon_run_severity`` by the severity of a verdict."""
 
@@ -324,6 +327,18 @@ class Verdict:
     """The cause for a narrow view; "" where there is no shorter one."""
     outcome: str = ""
     """How a run ended that did not die: ``stopped by SIGTERM after step 49``; "" for any other."""
+    finding: Finding | None = None
+    """The finding that it is about; None where it is about none."""
+
+    @property
+    def headline(self) -> str:
+        """The cause up to its first semicolon."""
+        return self.cause.partition("; ")[0]
+
+    @property
+    def detail(self) -> str:
+        """The cause after its first semicolon; "" without one."""
+        return self.cause.partition("; ")[2]
 
     @property
     def text(self) -> str:
@@ -355,7 +370,8 @@ def judge_run(run: RunSnapshot) -> Verdict:
         return _of_health(end_health if run.ended else Health.STARTING, text.starting_text(run))
     if text.has_died(run):
         alive = not run.ended and any(rank.status.alive for rank in run.ranks)
-        return _of_health(Health.DYING if alive else Health.DEAD, _first_death_sentence(run))
+        health = Health.DYING if alive else Health.DEAD
+        return _of_health(health, _first_death_sentence(run), _finding_of_death(run))
     is_stopped = any(rank.status.failed for rank in run.ranks)
     if all(rank.status.silent for rank in run.ranks) and not run.ended:
         return _of_health(Health.UNKNOWN, text.silent_text(run, run.ranks))
@@ -397,17 +413,19 @@ def unanswered_verdict(run: RunSnapshot, seconds: float) -> Verdict:
     return Verdict(Health.UNKNOWN, Severity.WARNING, note)
 
 
-def _of_health(health: Health, cause: str) -> Verdict:
-    return Verdict(health, health.severity, cause)
+def _of_health(health: Health, cause: str, finding: Finding | None = None) -> Verdict:
+    return Verdict(health, health.severity, cause, finding=finding)
 
 
 def _stall_threat(run: RunSnapshot) -> Verdict | None:
     """The collective that hangs, else the ranks without progress; None where a pause is expected."""
     hang = next((hang for hang in run.hangs if hang.seconds), None)
     if hang is not None and not hang.pause:
-        return _of_health(Health.STALLED, hang_headline(run, hang))
+        return _of_health(Health.STALLED, hang_headline(run, hang), text.stall_finding(run))
     finding = text.stall_finding(run)
-    return _of_health(Health.STALLED, text.finding_text(finding)) if finding is not None else None
+    if finding is None:
+        return None
+    return _of_health(Health.STALLED, text.finding_text(finding), finding)
 
 
 def _first_death_sentence(run: RunSnapshot) -> str:
@@ -416,11 +434,9 @@ def _first_death_sentence(run: RunSnapshot) -> str:
     if broken is not None:
         return hang_headline(run, broken)
     failed = first_failed(run.ranks, run.hangs)
-    severe = [f for f in run.findings if f.severity == Severity.CRITICAL]
-    # its own cause; else a death on another node, before what else is wrong there
-    severe.sort(key=lambda f: (f.rule != "rank_died", failed is None or f.rank != failed.rank))
-    sentence = text.finding_text(severe[0]) if severe else text.run_state(run)
-    is_own = failed is not None and (not severe or severe[0].rank == failed.rank)
+    finding = _finding_of_death(run)
+    sentence = text.run_state(run) if finding is None else text.finding_text(finding)
+    is_own = failed is not None and (finding is None or finding.rank == failed.rank)
     cause = death_cause(failed) if failed is not None and is_own else ""
     led = None
     if cause in (HOST_OOM, DEVICE_OOM):
@@ -431,6 +447,17 @@ def _first_death_sentence(run: RunSnapshot) -> str:
         return f"{led.cause}; {sentence}"
     earlier = _lost_time(run) if cause == "SIGABRT" and run.ended and not run.hangs else None
     return sentence if earlier is None else f"{sentence}; before: {earlier.cause}"
+
+
+def _finding_of_death(run: RunSnapshot) -> Finding | None:
+    """The finding on the rank that failed first; else on a death on another node, else the worst."""
+    failed = first_failed(run.ranks, run.hangs)
+    severe = (f for f in run.findings if f.severity == Severity.CRITICAL)
+    return min(
+        severe,
+        key=lambda f: (f.rule != "rank_died", failed is None or f.rank != failed.rank),
+        default=None,
+    )
 
 
 _ABORTED = ("SIGABRT", "exception", "peer_lost")
@@ -444,9 +471,13 @@ def _memory_risk(run: RunSnapshot) -> Verdict | None:
         return None
     nearest = nearest_oom([rank for rank in run.ranks if rank.rank == finding.rank])
     if nearest is None:
-        return Verdict(Health.AT_RISK, finding.severity, text.finding_text(finding))
+        return _about(finding, Health.AT_RISK)
     headlines = risk_headline(*nearest), risk_headline(*nearest, short=True)
-    return Verdict(Health.AT_RISK, finding.severity, *headlines)
+    return Verdict(Health.AT_RISK, finding.severity, *headlines, finding=finding)
+
+
+def _about(finding: Finding, health: Health) -> Verdict:
+    return Verdict(health, finding.severity, text.finding_text(finding), finding=finding)
 
 
 def _at_risk_verdict(run: RunSnapshot) -> Verdict | None:
@@ -458,10 +489,11 @@ def _at_risk_verdict(run: RunSnapshot) -> Verdict | None:
     if run.unread:
         return Verdict(Health.AT_RISK, Severity.WARNING, text.unread_text(run))
     severe = _severe_findings(run, Severity.CRITICAL) or _severe_findings(run, Severity.WARNING)
-    return Verdict(Health.AT_RISK, severe[0].severity, text.finding_text(severe[0])) if severe else None
+    return _about(severe[0], Health.AT_RISK) if severe else None
 
 
-def _health_of_finding(finding: Finding) -> Health | None:
+def health_of_finding(finding: Finding) -> Health | None:
+    """The health that a warning of its family means; None where it changes nothing."""
     return _FAMILIES.get(finding.code) or _FAMILIES.get(finding.code[:3])
 
 
@@ -469,7 +501,7 @@ def _severe_findings(run: RunSnapshot, severity: Severity) -> list[Finding]:
     """The findings of *severity* about memory or results; of the critical ones, those about all else."""
     return [
         f for f in run.findings if f.severity == severity
-        and (severity is Severity.CRITICAL or _health_of_finding(f) is Health.AT_RISK)
+        and (severity is Severity.CRITICAL or health_of_finding(f) is Health.AT_RISK)
     ]  # fmt: skip
 
 
@@ -480,11 +512,11 @@ def _lost_time(run: RunSnapshot) -> Verdict | None:
         return Verdict(health, Severity.WARNING, hang_headline(run, run.hangs[0]))
     findings = [
         f for f in run.findings
-        if f.severity == Severity.WARNING and _health_of_finding(f) is Health.SLOW
+        if f.severity == Severity.WARNING and health_of_finding(f) is Health.SLOW
     ]  # fmt: skip
     if not findings:
         return None
-    return Verdict(Health.SLOW, Severity.WARNING, text.finding_text(_most_severe_finding(findings)))
+    return _about(_most_severe_finding(findings), Health.SLOW)
 
 
 _EXPLAINS = 0.25

@@ -319,6 +319,8 @@ class ObservedRun:
     """The log's entries about what changed since."""
     fresh: tuple[LogEntry, ...] = ()
     """Those of *news* that the newest message made."""
+    findings: tuple[Finding, ...] = ()
+    """Those of the record, then those of later snapshots, each as it was known last."""
 
     @property
     def entries(self) -> tuple[LogEntry, ...]:
@@ -335,6 +337,7 @@ def fold_feed_message(state: ObservedRun | None, message: SnapshotArrived) -> Ob
     if state is None:
         return ObservedRun(
             last=message, moment=message.moment, first=run, opening=opening_entries(run, past or ()),
+            findings=_merge_findings(past or (), run),
         )  # fmt: skip
     if (
         _snapshot_identity(state.last.newest) == _snapshot_identity(message.newest)
@@ -352,7 +355,24 @@ def fold_feed_message(state: ObservedRun | None, message: SnapshotArrived) -> Ob
     fresh = tuple(events_between_snapshots(state.last.newest, run)) if forward else ()
     news = (*state.news, *fresh)[-_MAX_ENTRIES:]
     moment = message.moment
-    return replace(state, last=message, moment=moment, opening=start, news=news, fresh=fresh)
+    findings = state.findings if state.last.past is past else (past or ())
+    return replace(
+        state, last=message, moment=moment, opening=start, news=news, fresh=fresh,
+        findings=_merge_findings(findings, run),
+    )  # fmt: skip
+
+
+def _merge_findings(known: Sequence[Finding], run: RunSnapshot) -> tuple[Finding, ...]:
+    """*known* with those of *run*: one that is not among them any more ended at this moment."""
+    standing = {(f.rule, f.rank, f.came): f for f in run.findings}
+    merged = [
+        replace(f, gone=run.taken_wall)
+        if f.gone is None and (f.rule, f.rank, f.came) not in standing
+        else f
+        for f in known
+    ]
+    old = {(f.rule, f.rank, f.came) for f in merged}
+    return (*merged, *(f for key, f in standing.items() if key not in old))
 
 
 def _snapshot_identity(run: RunSnapshot | None) -> tuple[float, int, bool] | None:

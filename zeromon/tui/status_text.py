@@ -9,7 +9,7 @@ from zeromon.readout import throughput
 from zeromon.readout.figures import run_step_seconds
 from zeromon.readout.tables import TONES, tone_of
 from zeromon.readout.text import overhead_text, pause_seconds
-from zeromon.readout.verdict import exposed_severity, judge_run, risk_level, state_beside
+from zeromon.readout.verdict import SIGNS, exposed_severity, judge_run, risk_level, state_beside
 from zeromon.snapshot import RiskCause, RunSnapshot, Severity
 from zeromon.snapshot.focus import highest_exposed_ratio, nearest_oom
 from zeromon.snapshot.levels import OOM
@@ -26,7 +26,7 @@ def head_line(run: RunSnapshot) -> Line:
     tone = _TONES[judged.severity]
     spans: Line = [(" zeromon ", "badge"), (f" {clean(run.run)} ", "bold")]
     spans += [
-        (f" {_SIGNS[judged.severity]} {judged.health} ", tone),
+        (f" {SIGNS[judged.severity]} {judged.health} ", tone),
         (f"· {clean(state_beside(judged.health, run))}", ""),
     ]
     if run.ranks:
@@ -41,9 +41,6 @@ def head_line(run: RunSnapshot) -> Line:
     return spans
 
 
-_SIGNS = {None: "●", Severity.INFO: "■", Severity.WARNING: "▲", Severity.CRITICAL: "✖"}
-
-
 def verdict_line(run: RunSnapshot, width: int = 200) -> Line:
     """The most important fact about the run, as one sentence that fits in *width*."""
     judged = judge_run(run)
@@ -51,7 +48,7 @@ def verdict_line(run: RunSnapshot, width: int = 200) -> Line:
     sentence = clean(judged.cause)
     if len(sentence) + 3 > width and judged.short:
         sentence = clean(judged.short)
-    sign = "·" if tone in ("good", "dim") else _SIGNS[judged.severity]
+    sign = "·" if tone in ("good", "dim") else SIGNS[judged.severity]
     return [(f" {sign} ", tone), (sentence, "" if tone == "good" else tone)]
 
 

@@ -1,7 +1,9 @@
 """The colours of tones: on dark and light backgrounds, in 16 colours, and without colour. Pure.
 
 The palette is Okabe and Ito's, which colour-blind readers can distinguish, and cividis for heat maps.
-No meaning depends on red against green; what is severe is also bold, and has a mark.
+A part of a step has the colour of its kind: compute is blue, communication violet, waiting orange, the
+script's own code grey. No meaning depends on red against green; what is severe is also bold, and has a
+mark.
 """
 
 from functools import lru_cache
@@ -11,30 +13,30 @@ from textual.theme import Theme
 
 _DARK = {
     "dim": "#8a96a3", "faint": "#4a5561", "accent": "#56B4E9", "good": "#2fbf95", "warn": "#E69F00",
-    "bad": "#FF7A3D", "forward": "#56B4E9", "backward": "#2479b5", "optimizer": "#009E73",
-    "cpu_optimizer": "#86d9bd", "exposed": "#D55E00", "data_wait": "#E69F00", "other": "#5b6672",
+    "bad": "#FF7A3D", "forward": "#56B4E9", "backward": "#2479b5", "optimizer": "#7aa7d9",
+    "cpu_optimizer": "#a9c9e8", "exposed": "#b48ae0", "data_wait": "#E69F00", "other": "#5b6672",
     "hidden": "#3f5f78", "s0": "#56B4E9", "s1": "#E69F00", "s2": "#00b386", "s3": "#CC79A7",
     "s4": "#F0E442", "s5": "#D55E00", "capacity": "#D55E00", "forecast": "#F0E442",
-    "added": "#2fbf95", "removed": "#FF7A3D", "evaluation": "#CC79A7", "checkpoint": "#F0E442",
-    "garbage_collection": "#b58863", "compile": "#9d8cff", "generation": "#c9a227",
+    "added": "#2fbf95", "removed": "#FF7A3D", "evaluation": "#8f9aa6", "checkpoint": "#c2b280",
+    "garbage_collection": "#b58863", "compile": "#7d8894", "generation": "#4d74b8",
 }  # fmt: skip
 _LIGHT = {
     "dim": "#5c6670", "faint": "#b3bac1", "accent": "#0062a3", "good": "#00704f", "warn": "#8a5a00",
-    "bad": "#b03a00", "forward": "#3a9bd6", "backward": "#00527f", "optimizer": "#00805e",
-    "cpu_optimizer": "#63bfa3", "exposed": "#D55E00", "data_wait": "#d99400", "other": "#a3abb3",
+    "bad": "#b03a00", "forward": "#3a9bd6", "backward": "#00527f", "optimizer": "#3f6fa3",
+    "cpu_optimizer": "#7fa3c7", "exposed": "#7d57ad", "data_wait": "#d99400", "other": "#a3abb3",
     "hidden": "#9cc3dd", "s0": "#0072B2", "s1": "#b87a00", "s2": "#00805e", "s3": "#a8497f",
     "s4": "#7d7600", "s5": "#b84a00", "capacity": "#b84a00", "forecast": "#7d7600",
-    "added": "#00704f", "removed": "#b03a00", "evaluation": "#a8497f", "checkpoint": "#9d9500",
-    "garbage_collection": "#8a5f3c", "compile": "#6a55d9", "generation": "#8a6d00",
+    "added": "#00704f", "removed": "#b03a00", "evaluation": "#8a94a0", "checkpoint": "#9d8f5a",
+    "garbage_collection": "#8a5f3c", "compile": "#717b86", "generation": "#27456e",
 }  # fmt: skip
 _SIXTEEN = {
     "dim": "bright_black", "faint": "bright_black", "accent": "cyan", "good": "green",
     "warn": "yellow", "bad": "red", "forward": "bright_cyan", "backward": "blue",
-    "optimizer": "green", "cpu_optimizer": "bright_green", "exposed": "red", "data_wait": "yellow",
+    "optimizer": "cyan", "cpu_optimizer": "bright_blue", "exposed": "magenta", "data_wait": "yellow",
     "other": "bright_black", "hidden": "cyan", "s0": "cyan", "s1": "yellow", "s2": "green",
     "s3": "magenta", "s4": "bright_yellow", "s5": "red", "capacity": "red",
-    "forecast": "bright_yellow", "added": "green", "removed": "red", "evaluation": "magenta",
-    "checkpoint": "bright_yellow", "garbage_collection": "bright_red", "compile": "bright_magenta",
+    "forecast": "bright_yellow", "added": "green", "removed": "red", "evaluation": "white",
+    "checkpoint": "bright_white", "garbage_collection": "bright_yellow", "compile": "white",
     "generation": "bright_blue",
 }  # fmt: skip
 _HEAT_DARK = (

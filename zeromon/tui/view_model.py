@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from zeromon.readout.answers import Stretch
 from zeromon.readout.text import capture_text, pause_seconds, pause_text
-from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.levels import STALE_SECONDS
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.event_log import LogEntry, Mark
@@ -25,6 +26,8 @@ class ViewModel:
     marks: tuple[Mark, ...] = ()
     log: tuple[LogEntry, ...] = ()
     """The events in the run so far."""
+    life: tuple[Stretch, ...] = ()
+    """The verdicts on the run over time; () until the record is read."""
     rank_filter: str = ""
     """The filter of ranks, as the user typed it."""
     chosen: int | None = None
@@ -80,6 +83,29 @@ def status_line(model: ViewModel, now_seconds: float) -> Line:
         return [*spans, (f" ▲ {pause_text(pause)} ", "warn")]
     label = f" ▲ {age_text(age)} old " if old else " ● live "
     return [*spans, (label, "warn" if old else "good")]
+
+
+_LIFE_TONES = {None: "good", Severity.INFO: "faint", Severity.WARNING: "warn", Severity.CRITICAL: "bad"}
+
+
+def draw_life(model: ViewModel, width: int) -> Line:
+    """The verdicts on the run over its whole time, as a strip of *width*."""
+    if not model.life or width < 40:
+        return []
+    start_wall, end_wall = model.life[0].start_wall, model.life[-1].end_wall
+    verdict_names = ", ".join(dict.fromkeys(str(stretch.health) for stretch in model.life))
+    track = width - len(verdict_names) - 3
+    spans: Line = [(" ", "")]
+    drawn_cells = 0
+    for stretch in model.life:
+        upto = round(track * (stretch.end_wall - start_wall) / ((end_wall - start_wall) or 1))
+        sign = _LIFE_SIGNS[stretch.severity] if model.look.letters else "▬"
+        spans.append((sign * (upto - drawn_cells), _LIFE_TONES[stretch.severity]))
+        drawn_cells = upto
+    return [*spans, (f" {verdict_names}", "dim")]
+
+
+_LIFE_SIGNS = {None: "-", Severity.INFO: ".", Severity.WARNING: "!", Severity.CRITICAL: "X"}
 
 
 def draw_scrubber(model: ViewModel, width: int) -> Line:

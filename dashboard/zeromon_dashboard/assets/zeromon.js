@@ -123,7 +123,7 @@
       return ofSteps(first <= last ? `${first}-${last}` : `${last}-${first}`);
     },
 
-    measured: (metric) => (metric ? searched((query) => put(query, "metric", metric, "step")) : skip()),
+    measured: (metric) => (metric ? searched((query) => put(query, "metric", metric, "late")) : skip()),
 
     changed: (clicks, enters) =>
       clicks || enters ? searched((query) => put(query, "changes", typed("changes").trim(), "")) : skip(),
@@ -160,7 +160,7 @@
       const query = new URLSearchParams(window.location.search);
       put(query, "at", now ? null : wall.toFixed(3), null);
       window.history.replaceState(window.history.state, "", joined(window.location.pathname, query));
-      return [now ? null : wall, now ? "now" : clock(wall)];
+      return [now ? null : wall, now ? "" : clock(wall)];
     },
 
     now: (clicks, end) => { playing = null; return clicks ? end : skip(); },
@@ -214,7 +214,7 @@
 
   for (const type of ["pointerdown", "pointermove", "pointerup", "pointercancel"])
     document.addEventListener(type, (event) => {
-      held = event.buttons > 0 && (held || (type === "pointerdown" && !!event.target.closest(".js-plotly-plot")));
+      held = event.buttons > 0 && (held || (type === "pointerdown" && !!event.target.closest(".js-plotly-plot, .life")));
     }, true);
 
   // 0: the list of runs; 1, 2, ...: the pages of a run, in their order

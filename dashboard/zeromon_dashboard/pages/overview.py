@@ -1,5 +1,7 @@
-"""The page "Overview": cards, where a step goes, all charts, the most severe findings. Pure."""
+"""The page "Overview": what a step waits for, what to change, step time and memory. Pure."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -7,70 +9,187 @@ from dash import html
 
 from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.readout import text
-from zeromon.readout.charts import list_names
-from zeromon.readout.figures import (
-    LAST_STEPS,
-    SPREAD_HEADS,
-    best_informed,
-    mean_step_seconds,
-    spread_rows,
-    training_text,
-    value_text,
+from zeromon.readout.answers import (
+    Kind,
+    Segment,
+    StepBar,
+    events_of,
+    findings_to_act_on,
+    ledger_summary,
+    memory_answer,
+    pace_facts,
+    step_bars,
+    window_text,
 )
-from zeromon.readout.throughput import how_far, progress_text, throughput_text, tokens_per_second
-from zeromon.readout.verdict import exposed_severity
+from zeromon.readout.charts import list_names
+from zeromon.readout.figures import SPREAD_HEADS, best_informed, spread_rows, training_text
+from zeromon.readout.ledger import job_ledger
+from zeromon.readout.report import head_block
+from zeromon.readout.throughput import how_far, progress_text, tokens_per_second
+from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import RunSnapshot
-from zeromon.snapshot.focus import most_exposed
 from zeromon_dashboard import plotly_figures, widgets
-from zeromon_dashboard.charts import empty_figure
+from zeromon_dashboard.charts import Chart, empty_figure
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
 
-_NO_PARTS = "Where a step goes: n/a; no step is timed, or core metrics only"
-_NO_LEDGER = "The ledger: n/a: the run has just begun, is a preflight, or has core metrics only"
+_MAIN = ("step-time", "memory")
+"""Charts that answer a question; the others are folded."""
+_SPANS = ("waits-window", "step-time-title", "memory-title", "memory-answer", "ledger-line", "training")
+_NO_LEDGER = "n/a: the run has just begun, is a preflight, or has core metrics only"
 
 
 def content(view: Known) -> Page:
-    """The cards, the breakdown of a step, all charts, and the most severe findings."""
-    run = view.chosen
+    """The four answers; below them, folded, the ledger, all other charts, and the configuration."""
+    run, drawn = view.chosen, widgets.drawn_charts(view)
+    job = job_ledger([run])
     return Page(
         {
-            **widgets.card_parts(
-                widgets.risk_card(run),
-                _exposed_time_card(run),
-                _step_time_card(run),
-                _throughput_card(run),
-                *_loss_cards(run),
-                _overhead_card(run),
-            ),
-            "breakdown": {"figure": plotly_figures.step_breakdown(run) or empty_figure(_NO_PARTS)},
-            "ledger": {"figure": plotly_figures.ledger_figure(run) or empty_figure(_NO_LEDGER)},
+            "waits": {"children": _waits(run)},
+            "waits-window": {"children": f"mean of the {window_text(run)}"},
+            "changes": {"children": _changes(run)},
+            "memory-answer": {"children": memory_answer(run)},
+            **{f"{name}-title": {"children": drawn[name].title} for name in _MAIN if name in drawn},
+            "run-about": {"children": head_block(run, view.about)},
             "spreads": {"children": _rank_spread_table(run)},
+            "ledger-line": {"children": ledger_summary(job) or _NO_LEDGER},
+            "breakdown": {"figure": plotly_figures.step_breakdown(run) or empty_figure(_unknown(run))},
+            "ledger": {"figure": plotly_figures.ledger_figure(run) or empty_figure(_NO_LEDGER)},
+            "training": {"children": _training_line(run)},
             "differences": {
                 "children": widgets.configuration_table(view.comparison) if view.comparison else None
             },
-            "findings": {
-                "children": [
-                    *[dmc.Alert(note, color="orange") for note in text.notes_of(run) if run.ranks],
-                    *widgets.finding_list(run.findings[:3], len(run.findings)),
-                ]
-            },
         },
-        widgets.drawn_charts(view),
+        {name: _main_chart(run, name, c) if name in _MAIN else c for name, c in drawn.items()},
     )
 
 
 def skeleton(props: Parts, _: Route) -> list[Any]:
     """The components that the content goes into."""
-    chart_names = ("breakdown", "ledger", *(name for name in list_names() if name in props))
+    spans = {name: html.Span(id=name, **props[name]) for name in _SPANS}
+    folded_names = [name for name in list_names() if name in props and name not in _MAIN]
     return [
-        widgets.card_row(props),
+        html.Div(
+            [
+                _panel(
+                    [html.Span("What does a step wait for? "), spans["waits-window"]],
+                    html.Div(id="waits", **props["waits"]),
+                ),
+                _panel(["What do I change?"], html.Div(id="changes", **props["changes"])),
+                _panel([spans["step-time-title"]], widgets.graph("step-time", props)),
+                _panel(
+                    [html.Span("Will it run out of memory? "), spans["memory-answer"]],
+                    html.P(spans["memory-title"], className="dim"),
+                    widgets.graph("memory", props),
+                ),
+            ],
+            className="answers",
+        ),
         html.Div(id="spreads", **props["spreads"]),
-        widgets.two_columns(*(widgets.graph_panel(name, props) for name in chart_names)),
         html.Div(id="differences", **props["differences"]),
-        widgets.section_heading("Findings"),
-        dmc.Stack(id="findings", gap="xs", **props["findings"]),
+        widgets.folded(
+            ["Where every second went: ", spans["ledger-line"]],
+            widgets.two_columns(*(widgets.graph_panel(name, props) for name in ("ledger", "breakdown"))),
+        ),
+        widgets.folded(
+            [spans["training"]],
+            widgets.two_columns(*(widgets.graph_panel(name, props) for name in folded_names)),
+        ),
+        widgets.folded(
+            ["About this run: command, ranks, start-up"],
+            html.Pre(id="run-about", className="diff", **props["run-about"]),
+        ),
     ]
+
+
+def _main_chart(run: RunSnapshot, name: str, chart: Chart) -> Chart:
+    """The chart without its title, which stands above it."""
+    return replace(chart, titled=False, events=events_of(run, name), height=200)
+
+
+def _panel(title: list[Any], *children: Any) -> Any:
+    return dmc.Paper([html.H2(title), *children], p="sm", className="answer")
+
+
+def _waits(run: RunSnapshot) -> list[Any]:
+    """Two bars of a step, and the pace; why they are not known."""
+    bars = step_bars(run)
+    if not bars:
+        return [html.P(_unknown(run), className="dim")]
+    longest = max(bar.seconds for bar in bars)
+    kinds = dict.fromkeys(segment.kind for bar in bars for segment in bar.segments)
+    return [
+        *(_bar(bar, longest) for bar in bars),
+        html.P([html.Span([html.I(className=k), _KIND_NAMES[k]]) for k in kinds], className="key"),
+        html.P([html.Span([html.B(value), f" {note}"]) for value, note in _pace(run)], className="pace"),
+    ]
+
+
+_KIND_NAMES = {
+    Kind.COMPUTE: "compute", Kind.WAITING: "waiting for a rank or for data",
+    Kind.COMMUNICATION: "exposed communication", Kind.OWN: "the script's own code",
+}  # fmt: skip
+
+
+def _bar(bar: StepBar, longest: float) -> Any:
+    segments = [
+        html.Div(
+            _fitting(segment, segment.seconds / longest),
+            title=f"{segment.name}: {human_ratio(segment.seconds / bar.seconds)} of the step",
+            className=f"part {segment.kind}{' late' if segment.late else ''}",
+            style={"width": f"{100 * segment.seconds / longest:.2f}%"},
+        )
+        for segment in bar.segments
+    ]
+    name = html.Div([html.B(f"rank {bar.rank.rank}"), html.Br(), html.Small(bar.place)])
+    return html.Div([name, html.Div(segments, className="parts")], className="bar")
+
+
+_CHARACTERS = 70
+"""So many fit in a bar of the widest panel."""
+
+
+def _fitting(segment: Segment, share: float) -> list[Any]:
+    """The name and the seconds of *segment*, as far as they fit in *share* of a bar."""
+    seconds = f" {human_seconds(segment.seconds)}"
+    width = _CHARACTERS * share - 2
+    if len(segment.name) > width:
+        return []
+    return [html.B(segment.name), *([seconds] if len(segment.name + seconds) <= width else [])]
+
+
+def _pace(run: RunSnapshot) -> Iterator[tuple[str, str]]:
+    """(value, what it is): step time, tokens a second, goodput, and how far the run is."""
+    yield from pace_facts(run)
+    if isinstance(rate := tokens_per_second(run), float):
+        yield human_count(rate), "tokens/s"
+    if (goodput := job_ledger([run]).goodput) is not None:
+        yield human_ratio(goodput), "goodput"
+    if how_far(run) is not None:
+        yield "", progress_text(run)
+
+
+def _unknown(run: RunSnapshot) -> str:
+    """Why no step can be shown."""
+    if not run.ranks:
+        return "n/a: no rank has reported yet"
+    return "n/a: no step is timed" if run.last_step else "n/a: no step has ended yet"
+
+
+def _changes(run: RunSnapshot) -> list[Any]:
+    notes = [dmc.Alert(note, color="orange") for note in text.notes_of(run) if run.ranks]
+    chosen = findings_to_act_on(run)
+    if not chosen:
+        return [*notes, html.P("Nothing: no finding says that a change would help.", className="dim")]
+    return [*notes, *widgets.change_list(chosen, len(run.findings), judge_run(run).finding)]
+
+
+def _training_line(run: RunSnapshot) -> str:
+    """Loss and learning rate where known, and the cost of zeromon."""
+    rank = best_informed(run)
+    training = training_text(rank) if rank is not None and rank.training.scalars else "More charts"
+    bound = text.overhead_text(run.ranks)
+    return training if bound == "n/a" else f"{training}; cost of zeromon {bound}"
 
 
 def _rank_spread_table(run: RunSnapshot) -> Any:
@@ -81,58 +200,3 @@ def _rank_spread_table(run: RunSnapshot) -> Any:
     heads = (f"{fleet.ranks:,} ranks", *SPREAD_HEADS)
     rows = [html.Tr([*map(html.Td, (metric.label, *values))]) for metric, values in spread_rows(fleet)]
     return dmc.Table([html.Thead(html.Tr([*map(html.Th, heads)])), html.Tbody(rows)])
-
-
-def _exposed_time_card(run: RunSnapshot) -> Any:
-    rank = most_exposed(run.ranks)
-    if rank is None or rank.communication.exposed_ratio is None:
-        reason = text.exposed_unknown(rank) if rank is not None else "no rank has reported yet"
-        return widgets.figure_card("Exposed communication", "n/a", reason)
-    share = rank.communication.exposed_ratio
-    colour = widgets.SEVERITY_COLOURS[exposed_severity(run)]
-    note = (
-        f"{human_seconds(rank.communication.exposed_seconds)} per step on rank {rank.rank}, {LAST_STEPS}"
-    )
-    if rank.communication.traffic and rank.communication.traffic[0].exposed_seconds > 0:
-        row = rank.communication.traffic[0]
-        note += f"; most in {row.unit or row.group} ({row.op})"
-    error = rank.requests.check.error_ratio if rank.requests.check is not None else None
-    note += f"; {untimed}" if (untimed := text.in_graphs(rank)) else ""
-    note += f"; {error * 100:+.0f} % against the last trace" if error is not None else ""
-    return widgets.figure_card("Exposed communication", human_ratio(share), note, colour)
-
-
-def _step_time_card(run: RunSnapshot) -> Any:
-    mean_seconds = [seconds for rank in run.ranks if (seconds := mean_step_seconds(rank))]
-    if not mean_seconds:
-        has_steps = any(rank.steps.watched_steps for rank in run.ranks)
-        return widgets.figure_card(
-            "Step time", "n/a", "no step has ended lately" if has_steps else "no step yet"
-        )
-    slowest, pause = max(mean_seconds), text.pause_seconds(run)
-    window = f"last {human_seconds(max(10.0, 4 * run.every_seconds))}" if run.origin else LAST_STEPS
-    rate = f"{1 / slowest:.3g} steps/s" if pause is None else text.pause_text(pause)
-    return widgets.figure_card("Step time", human_seconds(slowest), f"{rate}; mean of the {window}")
-
-
-def _throughput_card(run: RunSnapshot) -> Any:
-    rate, note = tokens_per_second(run), throughput_text(run)
-    note += f"; {progress_text(run)}" if how_far(run) is not None else ""
-    return widgets.figure_card("Tokens/s", human_count(rate) if isinstance(rate, float) else "n/a", note)
-
-
-def _loss_cards(run: RunSnapshot) -> list[Any]:
-    rank = best_informed(run)
-    if rank is None or not rank.training.scalars:
-        return []
-    loss = next((row for row in rank.training.scalars if row.name == "loss"), None)
-    note = f"rank {rank.rank}: {training_text(rank)}"
-    return [widgets.figure_card("Loss", "n/a" if loss is None else value_text(loss), note)]
-
-
-def _overhead_card(run: RunSnapshot) -> Any:
-    bound, measured = text.overhead_bound(run.ranks), text.overhead_measured(run.ranks)
-    note = "by the agent's calls and samples" if bound != "n/a" else "known after some seconds"
-    return widgets.figure_card(
-        "Monitoring overhead", bound, f"measured {measured}" if measured else note
-    )

@@ -1,4 +1,4 @@
-"""The run at a glance: figures, the parts of a step, charts, findings."""
+"""The run at a glance: its life, what a step waits for, what to change, step time and memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,13 +7,16 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
 from zeromon.base.units import human_count, human_ratio, human_seconds
-from zeromon.readout import charts
+from zeromon.diagnosis.rule import advice_of
+from zeromon.readout import answers, charts
+from zeromon.readout.answers import Kind, StepBar, memory_answer
 from zeromon.readout.breakdown import PART_NAMES, PARTS, exposed_is_known, rank_parts
 from zeromon.readout.figures import SPREAD_HEADS, spread_rows
+from zeromon.readout.remedy import effect_text, remedy_text
 from zeromon.readout.tables import MARKS, RANK_COLUMNS, tone_of
 from zeromon.readout.text import finding_text, notes_of
+from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
-from zeromon.snapshot.focus import most_exposed_of
 from zeromon.snapshot.levels import EXPOSED
 from zeromon.tui import status_text
 from zeromon.tui.columns import DisplayOptions, TableExport
@@ -21,11 +24,10 @@ from zeromon.tui.drawing import LETTERS, chart_drawer, stacked_bar
 from zeromon.tui.line import Line, clean, cut_line, fit, line_width
 from zeromon.tui.plots import plot_of
 from zeromon.tui.screens.view import View
-from zeromon.tui.view_model import ViewModel
+from zeromon.tui.view_model import ViewModel, draw_life
 from zeromon.tui.widgets.panel import Panel
 
 _AXIS = 7
-_MAX_BARS = 12
 _GAP = "  "
 
 
@@ -35,30 +37,33 @@ class Overview(View):
     TAB = "overview"
 
     def body(self) -> ComposeResult:
-        """The figures, the bars, the charts, the findings."""
+        """The figures, the run's life, the bars, what to change, the charts."""
         yield Panel(id="figures")
+        yield Panel(id="life")
         with Vertical(id="body"):
-            yield Panel("step time", id="bars", classes="box")
+            yield Panel("What does a step wait for?", id="bars", classes="box")
+            yield Panel("What do I change?", id="news", classes="box")
             with Horizontal(id="charts"):
                 for name in charts.list_names(overview=True):
                     yield Panel(name, id=f"chart-{name}", classes="box")
-            yield Panel("findings", id="news", classes="box")
 
     def draw(self, model: ViewModel) -> None:
         """Draws all parts."""
         options, height = model.look, self.size.height
         figures_panel = self.query_one("#figures", Panel)
         figures_panel.show(lambda width, _h: [status_text.figures_line(model.run, options, width)])
+        self.query_one("#life", Panel).show(lambda width, _h: [draw_life(model, width)])
         self._draw_step_bars(model)
         columns = max(1, self.query_one("#charts Panel", Panel).size.width - _AXIS)
         for spec in charts.charts_of(model.ranks):
             if spec.overview:
                 chart = plot_of(spec, model.ranks, model.trends, options, columns, model.mark_steps)
                 title = f"{chart.title}, {chart.a_step}" if chart.a_step else chart.title
+                title = f"Will it run out of memory? {memory_answer(model.run)}" if spec.pool else title
                 self.query_one(f"#chart-{spec.name}", Panel).show(chart_drawer(chart.plot), title)
-        limit = 5 if height >= 34 else 3 if height >= 30 else 2
+        limit = 3 if height >= 30 else 2
         news = self.query_one("#news", Panel)
-        rows = [*note_lines(model.run), *finding_lines(model.run.findings, limit)]
+        rows = [*note_lines(model.run), *change_lines(model.run, limit)]
         news.styles.height = len(rows) + 2
         news.show(lambda width, _h: [cut_line(row, width) for row in rows])
 
@@ -79,22 +84,51 @@ class Overview(View):
                 f"all {human_count(fleet.ranks)} ranks on {human_count(len(fleet.nodes))} nodes",
             )
             return
-        bar_count = min(len(model.ranks), _MAX_BARS, max(2, (height - 20) // 2))
-        bars.styles.height = bar_count + 3
-        chosen = most_exposed_of(model.ranks, bar_count)
-        of = (
-            ""
-            if len(chosen) == len(model.ranks)
-            else f": {len(chosen)} of {human_count(len(model.ranks))}, the most exposed"
-        )
+        scale = "shares of a step" if options.shares else "mean"
+        chosen, is_high = answers.step_bars(model.run), height >= 30
+        bars.styles.height = len(chosen) * (1 + is_high) + (not is_high or options.letters) + 2
         bars.show(
-            lambda width, _h: step_bars(chosen, options, width),
-            f"step time, {'shares' if options.shares else 'mean of the last steps'}{of}",
+            lambda width, _h: waits_lines(chosen, options, width, with_text=is_high),
+            f"What does a step wait for? {scale}, {answers.window_text(model.run)}",
         )
 
     def sheet(self, model: ViewModel) -> TableExport[Any]:
         """The table of ranks."""
         return TableExport("ranks", RANK_COLUMNS, model.ranks)
+
+
+_TONES_OF_KINDS = {
+    Kind.COMPUTE: "backward", Kind.WAITING: "data_wait", Kind.COMMUNICATION: "exposed",
+    Kind.OWN: "other",
+}  # fmt: skip
+
+
+def waits_lines(
+    bars: Sequence[StepBar], options: DisplayOptions, width: int, *, with_text: bool
+) -> list[Line]:
+    """A bar for the median rank and one for the worst, with their parts in words; else a legend."""
+    if not bars:
+        return [[("n/a: no step is timed yet", "dim")]]
+    longest = max(bar.seconds for bar in bars)
+    label = 22 if width >= 60 else 8
+    rows: list[Line] = []
+    for bar in bars:
+        name = f"rank {bar.rank.rank}" + (f", {bar.place}" if bar.place and label > 8 else "")
+        sizes = [
+            ("data_wait" if segment.late else _TONES_OF_KINDS[segment.kind], segment.seconds)
+            for segment in bar.segments
+        ]
+        of = bar.seconds if options.shares else longest
+        bar_spans = stacked_bar(sizes, of, max(4, width - label - 10), letters=options.letters)
+        time = (fit(human_seconds(bar.seconds), 10, right=True), "bold")
+        rows.append([(fit(name, label), "bold"), *bar_spans, time])
+        if with_text:
+            rows.append([(fit("", label), ""), (bar.text, "dim")])
+    if not with_text or options.letters:
+        kinds = dict.fromkeys(segment.kind for bar in bars for segment in bar.segments)
+        names = {tone: str(kind) for kind, tone in _TONES_OF_KINDS.items()} | {"other": "own code"}
+        rows.append(_join_legend([_TONES_OF_KINDS[kind] for kind in kinds], options, names))
+    return [cut_line(row, width) for row in rows]
 
 
 def step_bars(ranks: Sequence[RankSnapshot], options: DisplayOptions, width: int) -> list[Line]:
@@ -151,6 +185,27 @@ def _join_legend(keys: Sequence[str], options: DisplayOptions, names: Mapping[st
 def note_lines(run: RunSnapshot) -> list[Line]:
     """Warnings about what is known of the run."""
     return [[(" ! ", "warn"), (clean(note), "warn")] for note in notes_of(run)]
+
+
+def change_lines(run: RunSnapshot, limit: int) -> list[Line]:
+    """One line for each finding to act on: its change, and the effect that is expected."""
+    chosen, judged_finding = answers.findings_to_act_on(run, limit), judge_run(run).finding
+    rows: list[Line] = [] if chosen else [[("nothing: no finding asks for it", "dim")]]
+    for finding in chosen:
+        sign, tone = MARKS[finding.severity]
+        effect = f"[{gain}] " if (gain := effect_text(finding.remedy)) else ""
+        sentence = _change_of(finding) if finding is judged_finding else clean(finding_text(finding))
+        head: Line = [(f"{sign:>2} ", tone), (f"{clean(finding.code)} ", "bold"), (effect, "good")]
+        rows.append([*head, (sentence, "" if finding is judged_finding else tone)])
+    omitted = len(run.findings) - len(chosen)
+    return [*rows, *([[(f"   and {omitted} more, with their diffs (6)", "dim")]] if omitted > 0 else [])]
+
+
+def _change_of(finding: Finding) -> str:
+    """The lines that the change of *finding* adds, else what the rule's page advises."""
+    diff = () if finding.remedy is None else remedy_text(finding.remedy).diff
+    added_lines = [clean(line.text.strip()) for line in diff if line.kind == "added"]
+    return "  ".join(added_lines) or advice_of(finding.code) or clean(finding_text(finding))
 
 
 def finding_lines(findings: Sequence[Finding], limit: int) -> list[Line]:

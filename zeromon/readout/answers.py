@@ -1,0 +1,322 @@
+"""The four answers that every overview begins with, in their order. Pure.
+
+How is the run, and how was it before (:func:`~zeromon.readout.verdict.judge_run`,
+:func:`life_of_run`); what does a step wait for (:func:`step_bars`); what should be changed
+(:func:`findings_to_act_on`); will memory run out (:func:`memory_answer`).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median, median_low
+from typing import NamedTuple
+
+from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.readout.breakdown import PART_NAMES, PARTS, rank_parts
+from zeromon.readout.figures import LAST_STEPS, run_step_seconds
+from zeromon.readout.ledger import USEFUL, JobLedger
+from zeromon.readout.text import STALLS, clock, has_died, pause_seconds, pause_text
+from zeromon.readout.verdict import Health, health_of_finding, judge_run, risk_level
+from zeromon.ring.codes import TextEnum
+from zeromon.snapshot import Finding, Pool, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.focus import (
+    DEVICE_OOM,
+    HOST_OOM,
+    death_cause,
+    first_failed,
+    most_exposed,
+    nearest_oom,
+)
+from zeromon.snapshot.ledger import Cause
+
+# ---- how the run was, from its start to now -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A time in which the verdict on a run was the same."""
+
+    health: Health
+    start_wall: float
+    """Seconds since the epoch."""
+    end_wall: float
+    finding: Finding | None = None
+    """The finding that the verdict was about; None where all was well."""
+
+    @property
+    def severity(self) -> Severity | None:
+        """Severity of the finding; None where all was well."""
+        return self.health.severity if self.finding is None else self.finding.severity
+
+
+def life_of_run(run: RunSnapshot, findings: Iterable[Finding]) -> tuple[Stretch, ...]:
+    """The verdicts on *run* over time, from the *findings* of its whole record.
+
+    They follow one another without a gap, from the launch to the newest moment; () for a run that is
+    read from a Prometheus, which keeps no findings.
+    """
+    if run.origin:
+        return ()
+    start_wall, end_wall = run.started_wall, max(run.started_wall, run.taken_wall)
+    first_step = _first_step_wall(run)
+    changes: dict[float, list[Finding]] = {start_wall: [], end_wall: []}
+    if first_step is not None:
+        changes[first_step] = []
+    for finding in dict.fromkeys(findings):
+        if finding.came and _health_while(finding) is not None:
+            for change_wall in (finding.came, finding.gone or end_wall):
+                within_wall = min(max(change_wall, start_wall), end_wall)
+                changes.setdefault(within_wall, []).append(finding)
+    stretches: list[Stretch] = []
+    standing: list[Finding] = []
+    for since_wall, until_wall in pairwise(sorted(changes)):
+        # A finding changes at its begin and at its end
+        for finding in changes[since_wall]:
+            standing.remove(finding) if finding in standing else standing.append(finding)
+        cause = max(standing, key=lambda f: _ORDER.index(_health_while(f)), default=None)
+        health = Health.HEALTHY if cause is None else _health_while(cause) or Health.HEALTHY
+        if cause is None and (first_step is None or until_wall <= first_step):
+            health = Health.STARTING
+        if stretches and stretches[-1].health is health:
+            stretches[-1] = replace(stretches[-1], end_wall=until_wall)
+        else:
+            stretches.append(Stretch(health, since_wall, until_wall, cause))
+    return tuple(stretches)
+
+
+_ORDER = [None, Health.SLOW, Health.AT_RISK, Health.STALLED, Health.DYING]
+"""From the least to the most severe."""
+
+
+def _health_while(finding: Finding) -> Health | None:
+    """The health of a run while *finding* stands alone; None where it changes nothing."""
+    if finding.rule in STALLS:
+        return Health.STALLED if finding.severity is Severity.CRITICAL else None
+    if finding.rule == "rank_died":
+        return Health.DYING
+    if finding.severity is Severity.CRITICAL:
+        return Health.AT_RISK
+    return health_of_finding(finding) if finding.severity is Severity.WARNING else None
+
+
+def _first_step_wall(run: RunSnapshot) -> float | None:
+    """When the first step ended on the slowest rank; None before."""
+    seconds = [r.ledger.startup_seconds for r in run.ranks if r.steps.watched_steps]
+    startups = [startup for startup in seconds if startup is not None]
+    return run.started_wall + max(startups) if startups else None
+
+
+def life_text(life: Sequence[Stretch]) -> str:
+    """``starting from 13:17:10, healthy from 13:17:19, slow from 13:17:31``."""
+    return ", ".join(f"{s.health} from {clock(s.start_wall).partition(' ')[2]}" for s in life)
+
+
+# ---- what a step waits for ------------------------------------------------------------------------
+
+
+class Kind(TextEnum):
+    """The meaning of a part of a step, which a colour stands for in every view."""
+
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+    WAITING = "waiting"
+    OWN = "own"
+    """Whatever the script does besides: checkpoints, evaluation, garbage collection, its own code."""
+
+
+class Segment(NamedTuple):
+    """A part of a step of one rank."""
+
+    name: str
+    kind: Kind
+    seconds: float
+    late: bool = False
+    """The others wait for this segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBar:
+    """The parts of a step of one rank, in the order in which they are drawn."""
+
+    rank: RankSnapshot
+    place: str
+    """``median``, ``late``, ``most exposed``; "" for the only rank."""
+    segments: tuple[Segment, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds a step."""
+        return sum(segment.seconds for segment in self.segments)
+
+    @property
+    def text(self) -> str:
+        """``compute 22 %, waits for rank 1 33 %, own code 29 %``."""
+        total_seconds = self.seconds
+        return ", ".join(
+            f"{s.name} {human_ratio(s.seconds / total_seconds)}{' (late)' * s.late}"
+            for s in self.segments
+        )
+
+
+def step_bars(run: RunSnapshot) -> tuple[StepBar, ...]:
+    """The median rank's step and the worst rank's; () before a step is known.
+
+    The worst rank is the one that the others wait for, else the most exposed one.
+    """
+    ranks = [rank for rank in run.ranks if any(rank_parts(rank).values())]
+    if not ranks:
+        return ()
+    late_phases = {straggler.rank: straggler.phases for straggler in run.stragglers}
+    worst_rank = next((rank for rank in ranks if rank.rank in late_phases), None) or most_exposed(ranks)
+    assert worst_rank is not None
+    other_ranks = [rank for rank in ranks if rank is not worst_rank]
+    if not other_ranks:
+        return (StepBar(worst_rank, "", _segments_of(worst_rank, (), "")),)
+    median_ratio = median_low([rank.communication.exposed_ratio or 0.0 for rank in other_ranks])
+    median_rank = next(
+        rank for rank in other_ranks if (rank.communication.exposed_ratio or 0.0) == median_ratio
+    )
+    blamed = run.stragglers[0].straggler_name if len(run.stragglers) == 1 else "other ranks"
+    placement = "late" if worst_rank.rank in late_phases else "most exposed"
+    return (
+        StepBar(median_rank, "median", _segments_of(median_rank, (), blamed)),
+        StepBar(
+            worst_rank,
+            placement,
+            _segments_of(worst_rank, late_phases.get(worst_rank.rank, ()), "other ranks"),
+        ),
+    )
+
+
+_COMPUTE = {"forward", "backward", "optimizer", "cpu_optimizer", "generation"}
+
+
+def _segments_of(rank: RankSnapshot, late_phases: Sequence[str], awaited: str) -> tuple[Segment, ...]:
+    """The parts of a step of *rank*.
+
+    *late_phases*: those that the others wait for; *awaited*: whom this rank waits for.
+    """
+    seconds = dict(rank_parts(rank))
+    exposed = seconds.pop("exposed", 0.0)
+    waiting = min(exposed, rank.communication.wait_seconds or 0.0) if awaited else 0.0
+    compute = sum(seconds.pop(name, 0.0) for name in _COMPUTE if name not in late_phases)
+    segments = [Segment("compute", Kind.COMPUTE, compute)]
+    segments += [Segment(name.replace("_", " "), Kind.COMPUTE, seconds.pop(name, 0.0), late=True)
+              for name in PARTS if name in _COMPUTE and name in late_phases]  # fmt: skip
+    segments += [
+        Segment(f"waits for {awaited}", Kind.WAITING, waiting),
+        Segment(
+            "waits for data",
+            Kind.WAITING,
+            seconds.pop("data_wait", 0.0),
+            late="data_wait" in late_phases,
+        ),
+        Segment("communication", Kind.COMMUNICATION, exposed - waiting),
+    ]
+    segments += [
+        Segment(PART_NAMES[name], Kind.OWN, duration, name in late_phases)
+        for name, duration in seconds.items()
+    ]
+    total_seconds = sum(segment.seconds for segment in segments)
+    return tuple(
+        segment
+        for segment in segments
+        if segment.seconds >= _VISIBLE * total_seconds and segment.seconds > 0
+    )
+
+
+_VISIBLE = 0.002
+"""A smaller share of a step is not drawn."""
+
+
+def window_text(run: RunSnapshot) -> str:
+    """``last 20 steps``; of a run that is read from a Prometheus, ``last 60 s``."""
+    return f"last {human_seconds(max(10.0, 4 * run.every_seconds))}" if run.origin else LAST_STEPS
+
+
+def pace_facts(run: RunSnapshot) -> list[tuple[str, str]]:
+    """(value, what it is): the step time, and what it was before a rank was late."""
+    seconds = run_step_seconds(run.ranks)
+    if seconds is None:
+        return []
+    pause = pause_seconds(run)
+    note = "a step" if pause is None else f"a step; {pause_text(pause)}"
+    late_since = max((s.since_step for s in run.stragglers), default=0)
+    earlier_seconds = [
+        s.seconds for rank in run.ranks for s in rank.steps.recent if 3 < s.step < late_since
+    ]
+    if earlier_seconds and (was := median(earlier_seconds)) < 0.9 * seconds:
+        note += f", was {human_seconds(was)} until step {human_count(late_since - 1)}"
+    return [(human_seconds(seconds), note)]
+
+
+def events_of(run: RunSnapshot, chart: str) -> tuple[tuple[int, str], ...]:
+    """The steps from which on something was different, for the *chart* of that name."""
+    if chart == "step-time":
+        return tuple((s.since_step, f"{s.straggler_name} late") for s in run.stragglers if s.since_step)
+    nearest = nearest_oom(run.ranks) if chart == "memory" else None
+    if nearest is None or not nearest[1].growth_bytes_per_step or not nearest[1].since_step:
+        return ()
+    return ((nearest[1].since_step, f"+{human_bytes(nearest[1].growth_bytes_per_step)} per step"),)
+
+
+# ---- what to change -------------------------------------------------------------------------------
+
+
+def findings_to_act_on(run: RunSnapshot, limit: int = 2) -> tuple[Finding, ...]:
+    """The finding of the verdict, then the most urgent ones that come with a change.
+
+    Without any, those that are at least a warning; of each rule one.
+    """
+    finding = judge_run(run).finding
+    is_stopped = run.ended and not has_died(run)  # then a rank that ended is no cause
+    other_findings = [f for f in run.findings if not (is_stopped and f.rule == "rank_died")]
+    by_rule = {} if finding is None else {finding.rule: finding}
+    for f in other_findings:
+        if f.remedy is not None:
+            by_rule.setdefault(f.rule, f)
+    if not by_rule:
+        by_rule = {f.rule: f for f in other_findings if f.severity is not Severity.INFO}
+    return tuple(by_rule.values())[:limit]
+
+
+# ---- will memory run out --------------------------------------------------------------------------
+
+
+_POOLS = {HOST_OOM: Pool.HOST, DEVICE_OOM: Pool.DEVICE}
+
+
+def memory_answer(run: RunSnapshot) -> str:
+    """``no: 18.0 GiB of host memory are left``, ``yes, at about step 1,840``, or why it is not known."""
+    failed = first_failed(run.ranks, run.hangs)
+    if failed is not None and (pool := _POOLS.get(death_cause(failed))):
+        return f"yes: rank {failed.rank} ran out of {pool} memory"
+    nearest = nearest_oom(run.ranks)
+    if nearest is None:
+        return "n/a: the run has ended" if run.ended else "n/a: the memory's limit is not known"
+    rank, risk = nearest
+    if risk.steps_left is not None:
+        step = human_count(rank.steps.last_step + risk.steps_left)
+        return f"{'yes' if rank.status.alive else 'it would have'}, at about step {step}"
+    if risk.capacity_bytes < 0:
+        return f"no growth; {risk_level(risk)}"
+    free = human_bytes(max(0, risk.capacity_bytes - risk.used_bytes))
+    return f"no, {free} left" if not run.ended else f"no, {free} were left"
+
+
+# ---- where all the time went ----------------------------------------------------------------------
+
+_GROUPS = dict.fromkeys(USEFUL, "compute") | {
+    Cause.EXPOSED: "communication", Cause.WAITING: "waiting", Cause.DATA: "waiting",
+    Cause.HANG: "waiting", Cause.STALL: "waiting", Cause.SET_UP: "set-up", Cause.COMPILE: "set-up",
+    Cause.SHUT_DOWN: "set-up", Cause.DEAD: "dead time", Cause.LOST: "work lost",
+}  # fmt: skip
+
+
+def ledger_summary(ledger: JobLedger) -> str:
+    """``compute 16 %, communication 9 %, waiting 21 %, own code 54 %`` of all ranks' time."""
+    shares: dict[str, float] = {}
+    for row in ledger.rows:
+        name = _GROUPS.get(row.cause, PART_NAMES["other"])
+        shares[name] = shares.get(name, 0.0) + ledger.share(row)
+    return ", ".join(f"{name} {human_ratio(share)}" for name, share in shares.items() if share > 0.005)
