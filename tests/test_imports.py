@@ -24,7 +24,8 @@ def loaded_by(statement: str, *, on_top_of: str = "") -> set[str]:
 @pytest.mark.parametrize(
     ("statement", "allowed"),
     [
-        ("import zeromon", set()),
+        ("import zeromon; zeromon.load, zeromon.compare", set()),
+        ("import zeromon.cli.notebook", {"msgspec", "prometheus_client", "rich"}),
         ("import zeromon_agents", set()),
         ("import zeromon.ring.buffer, zeromon.ring.paths", set()),
         ("import zeromon.fold.state, zeromon.memory.forecast, zeromon.diagnosis.engine", set()),

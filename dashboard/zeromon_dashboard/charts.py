@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zeromon.base.units import human_bytes
-from zeromon.compare.comparison import letter
+from zeromon.comparison.comparison import letter
 from zeromon.readout import charts as specs
 from zeromon.readout.charts import ChartSpec, Read, StepRow, rows_of
 from zeromon.readout.figures import RATIO
@@ -136,7 +136,7 @@ def plotly_figure(data: list[Any], title: str, height: int, **layout: Any) -> di
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
         "uirevision": "kept",
         "hoverlabel": {"namelength": -1},
-        "modebar": {"orientation": "v"},
+        "modebar": {"orientation": "v", "bgcolor": "rgba(0,0,0,0)", "color": INK},
     }
     return {"data": data, "layout": {**shared, **layout}}
 
@@ -262,22 +262,23 @@ def _top_of_axis(steps: Sequence[float], column: Column) -> float:
 
 def charts_of(
     series: Series, run: RunSnapshot, steps: tuple[int, int] | None = None
-) -> dict[str, Chart | None]:
-    """Every chart of *run* by its name, of *steps*; None for one without a known value."""
+) -> dict[str, Chart]:
+    """Every chart of *run* by its name, of *steps*; one without a known value has no traces."""
     rows = rows_of(series)
     return {
-        spec.name: _chart_of_spec(spec, series, rows, run, steps) for spec in specs.charts_of(run.ranks)
+        spec.name: _chart_of_spec(spec, series, rows, run, steps) or _empty_chart(spec, series, steps)
+        for spec in specs.charts_of(run.ranks)
     }
 
 
 def overlaid_charts(
     runs: Sequence[tuple[RunSnapshot, Series]], steps: tuple[int, int] | None = None
-) -> dict[str, Chart | None]:
+) -> dict[str, Chart]:
     """The charts of the first run with a line of each of *runs*: its fullest, or its median, rank."""
     # By id, because a series is a dict, which has no hash; once here, and not for each chart
     columns = {id(series): rows_of(series) for _, series in runs}
     return {
-        spec.name: _overlaid_chart(spec, runs, columns, steps)
+        spec.name: _overlaid_chart(spec, runs, columns, steps) or _empty_chart(spec, runs[0][1], steps)
         for spec in specs.charts_of(runs[0][0].ranks)
     }
 
@@ -310,9 +311,11 @@ def _overlaid_chart(
     return Chart(title, unit, traces, top, (), steps) if traces else None
 
 
-def chart_without_value(name: str, run: RunSnapshot, reason: str) -> Chart:
-    """The chart *name* where no step has its value: the title and *reason*, and no axes."""
-    spec = next(spec for spec in specs.charts_of(run.ranks) if spec.name == name)
+def _empty_chart(spec: ChartSpec, series: Series, steps: tuple[int, int] | None) -> Chart:
+    """The chart *spec* where no step has its value: the title and the reason, and no axes."""
+    reason = "not measured yet" if series["step"] else "no completed step yet"
+    if steps is not None:
+        reason = f"no value of step {steps[0]:,} to {steps[1]:,} is known"
     return Chart(f"{_chart_title(spec)}: {reason}", "", {}, 1.0)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from plotly.utils import PlotlyJSONEncoder
 
-from zeromon.compare.comparison import Comparison
+from zeromon.comparison.comparison import Comparison
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.snapshot.run import About
 from zeromon_dashboard.charts import Chart

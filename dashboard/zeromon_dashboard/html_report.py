@@ -54,7 +54,7 @@ def run_page(run: RunSnapshot, series: Series, report: str, *, still: bool = Fal
         return [f"<h2>{title}</h2>", *drawn] if drawn else []
 
     counted = first_counted(run.ranks) or next(iter(run.ranks), None)
-    over_time = [chart.figure() for chart in charts.charts_of(series, run).values() if chart is not None]
+    over_time = [chart.figure() for chart in charts.charts_of(series, run).values() if chart.traces]
     run_figures = plotly_figures.ledger_figure(run), plotly_figures.step_breakdown(run)
     memory = (
         (plotly_figures.roles_figure(counted), plotly_figures.unit_peaks_figure(counted))

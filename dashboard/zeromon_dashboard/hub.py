@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from zeromon.base.errors import RunNotFound, ZeromonError
-from zeromon.compare.comparison import Comparison, compare
-from zeromon.compare.run_figures import figures_of
+from zeromon.cli.compare import snapshot_figures
+from zeromon.comparison.comparison import Comparison, compare
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.sources.base import Source
 from zeromon.sources.live import runs_of_node
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.source import SeenRun, find_listed_runs, only_listed_run, runs_of
-from zeromon.sources.replay import StoreSource
+from zeromon.sources.replay import StoreSource, reopen_run_source
 from zeromon.storage.run_store import ListedRun, Manifest, StepQuery, Store
-from zeromon.storage.step_history.queries import by_step, frame_of_steps, thin_series
+from zeromon.storage.step_history.queries import thin_series
 from zeromon.storage.step_history.rows import Row, Series, row_of
 from zeromon.storage.step_history.writer import rows_frame
 from zeromon_dashboard.url_state import Route
@@ -254,10 +254,7 @@ def open_run_source(name: str, store: Store, server: Server | None = None) -> So
     """A source of the run *name*: the *server* where one is given, else a collector, else the record."""
     if server is not None:
         return only_listed_run(find_listed_runs(server, name)).open(server)
-    for live in runs_of_node():
-        if live.run == name:
-            return live.open()
-    return StoreSource(name, store)
+    return reopen_run_source(name, False) or StoreSource(name, store)
 
 
 class Hub:
@@ -316,14 +313,8 @@ class Hub:
 
     def compared(self, names: Sequence[str]) -> Comparison:
         """Runs side by side; raises :class:`~zeromon.base.errors.ZeromonError` for an unknown run."""
-        runs = []
-        for name in names:
-            run = self.followed(name).newest().run
-            history = frame_of_steps(self.store.history(run.run))
-            if history.is_empty():
-                history = by_step(rows_frame(_recent_step_rows(run, ())).lazy()).collect()
-            runs.append([figures_of(run, history.to_dict(as_series=False))])
-        return compare(runs)
+        runs = [self.followed(name).newest().run for name in names]
+        return compare([[snapshot_figures(run, self.store.folder(run.run))] for run in runs])
 
     def runs(self) -> list[ListedRun]:
         """The runs of the Prometheus server, or of this user on this node: live runs, then by start."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from zeromon.compare.comparison import Comparison
+from zeromon.comparison.comparison import Comparison
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import most_exposed
 from zeromon.snapshot.run import About

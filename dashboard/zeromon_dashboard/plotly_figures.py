@@ -110,6 +110,7 @@ def flame_graph(title: str, holdings: Sequence[Holding]) -> dict[str, Any]:
 
 # ---- figures of one snapshot of a run, as plain dictionaries for plotly -------------------------
 
+NO_CENSUS = "Memory by role: no census has been taken yet"
 _MAX_BARS = 16
 _MAX_UNITS = 80
 _STEPS_OF_HEAT = 60

@@ -19,6 +19,7 @@ from zeromon.base.errors import ZeromonError
 from zeromon.base.units import formula_safe_cell
 from zeromon.cli.export import make_export, write_export
 from zeromon.readout.report import render_run
+from zeromon.storage.run_store import Store
 from zeromon_dashboard.access import Guard
 from zeromon_dashboard.callbacks import add_callbacks
 from zeromon_dashboard.feed import Cursor, Feeds
@@ -112,7 +113,7 @@ def _send_perfetto_trace(hub: Hub, run: str) -> Response:
         snapshot = hub.followed(route.run).newest().run
         with tempfile.TemporaryDirectory(prefix="zeromon-") as folder:
             path = Path(folder) / "trace.json.gz"
-            write_export("chrome-trace", make_export(snapshot, path, is_recorded=True))
+            write_export("chrome-trace", make_export(snapshot, path, Store().folder(snapshot.run)))
             content = path.read_bytes()
     except ZeromonError as error:
         return Response(str(error), 404, media_type="text/plain")

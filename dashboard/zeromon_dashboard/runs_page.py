@@ -6,8 +6,8 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import dcc, html
 
-from zeromon.compare.comparison import Column as RunColumn, Comparison, Row, letter
-from zeromon.compare.text import NOT_COMPARABLE, format_change, format_figure, grouped, steps_text
+from zeromon.comparison.comparison import Column as RunColumn, Comparison, Row, letter
+from zeromon.comparison.text import NOT_COMPARABLE, format_change, format_figure, grouped, steps_text
 from zeromon.readout.figures import BYTES, COUNT, RATIO, SECONDS
 from zeromon.readout.tables import Column, Columns
 from zeromon.readout.text import clock, rough_time

@@ -8,8 +8,8 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 
 from zeromon.base.units import human_ratio
-from zeromon.compare.comparison import Comparison, letter
-from zeromon.compare.text import configured_rows
+from zeromon.comparison.comparison import Comparison, letter
+from zeromon.comparison.text import configured_rows
 from zeromon.diagnosis.rule import advice_of
 from zeromon.readout.figures import INDEX, TEXT
 from zeromon.readout.remedy import DiffLine, remedy_text
@@ -101,14 +101,7 @@ def drawn_charts(view: Known, *names: str) -> dict[str, Chart]:
         by_name = charts.overlaid_charts([(view.run, view.series), *view.others], steps)
     else:
         by_name = charts.charts_of(view.series, view.run, steps)
-    if steps is not None:
-        reason = f"no value of step {steps[0]:,} to {steps[1]:,} is known"
-    else:
-        reason = "not measured yet" if view.series["step"] else "no completed step yet"
-    return {
-        name: by_name[name] or charts.chart_without_value(name, view.run, reason)
-        for name in names or by_name
-    }
+    return {name: by_name[name] for name in names or by_name}
 
 
 def two_columns(*components: Any) -> Any:

@@ -27,7 +27,7 @@ from support import ROOT, TORCHRUN, Node, over_link
 
 from zeromon.cli import build_parser
 from zeromon.cli.plan import predict_points
-from zeromon.cli.plan_setup import read_run_snapshot
+from zeromon.cli.report import snapshot_of
 from zeromon.memory.plan import Point
 from zeromon.memory.predict import During
 from zeromon.memory.reconcile import PEAK_ROLES
@@ -188,7 +188,7 @@ def predicted(path: Path, settings: str) -> tuple[Point, Point]:
     """The run as it is and with *settings*, as the command predicts it."""
     words = [word for setting in settings.split() for word in ("--set", setting)]
     options = build_parser("plan").parse_args(["plan", "--from", str(path), *words])
-    base, (point,) = predict_points(options, read_run_snapshot(options.run), 1)[:2]
+    base, (point,) = predict_points(options, snapshot_of(options.run)[0], 1)[:2]
     return base, point
 
 

@@ -149,4 +149,4 @@ def test_a_run_that_has_ended_is_examined_from_its_record(tmp_path: Path) -> Non
     assert "run one: died: rank 1, SIGKILL" in done.stdout
     assert "it has ended: zeromon report one" in done.stdout
     lost = zeromon_here(tmp_path, "doctor", "two")
-    assert (lost.returncode, lost.stdout) == (2, "") and "no run matches two" in lost.stderr
+    assert (lost.returncode, lost.stdout) == (2, "") and "no run named two" in lost.stderr

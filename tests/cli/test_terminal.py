@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,15 +23,19 @@ from zeromon.storage.run_store import Store
 
 def at_a_terminal(home: Path, *words: str, columns: int = 80, **extra: str) -> str:
     """What `zeromon` writes to a terminal of that width."""
-    outer, inner = pty.openpty()
     environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {
         "ZEROMON_DIR": str(home / "rings"), "ZEROMON_STORE": str(home / "store"),
         "COLUMNS": str(columns), "TERM": "xterm-256color",
     }  # fmt: skip
+    return written_to_terminal([sys.executable, "-m", "zeromon", *words], environment | extra)
+
+
+def written_to_terminal(command: list[str], environment: Mapping[str, str]) -> str:
+    """What *command* writes to a terminal."""
+    outer, inner = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "zeromon", *words],
-        env=environment | extra, stdin=subprocess.DEVNULL, stdout=inner, stderr=inner,
-    ) as running:  # fmt: skip
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=inner, stderr=inner
+    ) as running:
         os.close(inner)
         parts = []
         while True:
@@ -175,6 +180,36 @@ def test_a_terminal_gets_colour_and_a_pipe_plain_text(tmp_path: Path) -> None:
     assert any("word" in line and len(line) > 80 for line in piped.splitlines())
     assert not any("word" in line and len(line) > 80 for line in plain.splitlines())
     assert plain.split() == piped.split()
+
+
+@pytest.mark.parametrize(
+    "kernel", [{"JPY_PARENT_PID": "1"}, {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}]
+)
+def test_a_cell_of_a_notebook_gets_no_line_that_another_replaces(
+    tmp_path: Path, kernel: dict[str, str]
+) -> None:
+    """A kernel gives commands a terminal whose every line stays on the page."""
+    code = (
+        "from zeromon.cli.terminal import show_progress\n"
+        "from zeromon.export.files import Progress\n"
+        "for number in 1, 1, 2: show_progress(f'{number} of 6 steps')\n"
+        "bar = Progress(2, patience=0); bar.add(1); bar.end()"
+    )
+    command = [sys.executable, "-c", code]
+    assert written_to_terminal(command, os.environ | kernel) == ""
+    shown = written_to_terminal(command, {k: v for k, v in os.environ.items() if k not in kernel})
+    assert shown.count("1 of 6 steps") == 2 and "[##########" in shown
+
+
+def test_a_table_has_the_columns_that_fit_a_terminal(tmp_path: Path) -> None:
+    """A pipe gets all of them."""
+    words = "plan", "7B", "--devices", "8", "--gpu", "a100-80", "--micro-batch", "1", "--length", "512"
+    piped = zeromon(tmp_path, *words, "--changes").stdout
+    assert max(map(len, piped.splitlines())) > 100 and piped.count("(min to max)") == 2
+    for columns, intervals in ((150, 2), (130, 1), (100, 0), (80, 0)):
+        shown = at_a_terminal(tmp_path, *words, "--changes", columns=columns, NO_COLOR="1")
+        assert shown.count("(min to max)") == intervals
+        assert max(map(len, shown.splitlines())) <= columns
 
 
 def test_pages_of_rules_are_drawn_at_a_terminal(tmp_path: Path) -> None:

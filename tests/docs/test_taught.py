@@ -23,8 +23,8 @@ from hub_models import written
 from zeromon.check.problem import Machine, Problem
 from zeromon.check.runner import check as check_files
 from zeromon.cli import main
-from zeromon.compare.comparison import compare
-from zeromon.compare.run_figures import figures_of
+from zeromon.comparison.comparison import compare
+from zeromon.comparison.run_figures import figures_of
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.rule import all_pages
 from zeromon.memory.ladder import ladder_rungs

@@ -39,6 +39,8 @@ class ZeromonError(Exception):
         super().__init__(message)
         if hint is not None:
             self.hint = hint
+        if self.hint and sys.version_info >= (3, 11):
+            self.add_note(self.hint)  # Python users see the traceback, and no line of tell_user
 
     @property
     def told(self) -> str:

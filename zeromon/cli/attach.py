@@ -33,14 +33,14 @@ from collections.abc import Sequence
 
 from zeromon.base.errors import SourceError
 from zeromon.base.units import printable
-from zeromon.cli import attach_process, servers
+from zeromon.cli import attach_process
 from zeromon.cli.attach_track import track_run
-from zeromon.cli.parser import add_flag, add_option, in_range, whole
+from zeromon.cli.parser import add_flag, add_option, add_server, in_range, whole
 from zeromon.export.trackers import TRACKERS, check_tracker
 from zeromon.sources.base import Source
 from zeromon.sources.live import find_live_runs, only_live_run
 from zeromon.sources.prometheus import source as fleet
-from zeromon.sources.prometheus.client import Server
+from zeromon.sources.prometheus.client import Server, chosen_server
 from zeromon.sources.replay import ReplaySource, reopen_run_source
 from zeromon.storage.run_store import encode_snapshot
 from zeromon.tui.columns import DisplayOptions
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with --replay: playback speed, in run seconds per second", in_range(0, 1e6, above=True), 10,
     )  # fmt: skip
     attach_process.add_arguments(parser)
-    servers.add_argument(parser)
+    add_server(parser)
     add_option(
         parser, "--run", "R",
         "with --prometheus: the run's name or its beginning, or 'NAME{cluster=\"a\"}'",
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(options: argparse.Namespace) -> int:
     """Finds the run, attaches to it first where it has no agent, and shows it."""
     local = bool(options.target or options.all or options.replay or options.track)
-    server = servers.server_of_options(options, named=local)
+    server = chosen_server(options.prometheus, named=local)
     if server is None and options.run:
         raise SourceError("--run needs --prometheus URL", "Without it, give the run as TARGET.")
     if server is not None:

@@ -1,7 +1,7 @@
 """Compares runs side by side: significant differences, and which run to take.
 
-RUN is a run id or its beginning, or a file written by zeromon report --json. The others are compared
-with the first. Separate repeats of one program by commas: the noise is then the spread of the repeats.
+RUN is a run id or its beginning, a file of zeromon report --json, or the folder of a record. The first
+is the baseline. Separate repeats of one program by commas: the noise is then the spread of the repeats.
 
   zeromon compare ddp zero2 zero3
   zeromon compare base.1,base.2,base.3 new.1,new.2,new.3
@@ -21,19 +21,19 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 from zeromon.base.errors import CompareError
 from zeromon.base.units import byte_scale, human_count, human_share, printable
 from zeromon.cli.parser import add_flag, add_list
 from zeromon.cli.report import recent_step_frame, snapshot_of
 from zeromon.cli.terminal import is_coloured, show_json, show_working
-from zeromon.compare import text
-from zeromon.compare.comparison import Column, Comparison, Row, compare, letter
-from zeromon.compare.run_figures import RunFigures, figures_of
-from zeromon.compare.thresholds import NAMES, Verdict, judge_limits, parse_limit
+from zeromon.comparison import text
+from zeromon.comparison.comparison import Column, Comparison, Row, compare, letter
+from zeromon.comparison.run_figures import RunFigures, figures_of
+from zeromon.comparison.thresholds import NAMES, Verdict, judge_limits, parse_limit
 from zeromon.readout.tables import aligned_table
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.run_store import Store
 from zeromon.storage.step_history.queries import by_step, frame_of_steps
 from zeromon.tui.drawing import Curve, Plot, draw_chart, draw_legend
 from zeromon.tui.line import plain_text
@@ -61,12 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Finds the runs, compares, prints."""
-    if len(options.runs) < 2:
-        raise CompareError("a comparison needs two runs", "Like: zeromon compare ddp zero2")
     # Before the runs are read: a mistyped threshold must not cost the reading of long histories
     limits = [parse_limit(limit) for limit in options.fail_on]
     with show_working("reading the runs"):
-        compared = compare([[read_figures(name) for name in names.split(",")] for names in options.runs])
+        compared = compare_named(options.runs)
     verdict = judge_limits(compared, limits) if limits else Verdict((), ())
     if options.json:
         broken, undecided = verdict.exceeded, verdict.undecided
@@ -79,14 +77,21 @@ def call(options: argparse.Namespace) -> int:
     return 1 if verdict.exceeded else 2 if verdict.undecided else 0
 
 
+def compare_named(runs: Sequence[str]) -> Comparison:
+    """Returns the comparison of the named *runs*, each one run, or repeats of one: ``a,b,c``."""
+    if len(runs) < 2:
+        raise CompareError("a comparison needs two runs", "Like: zeromon compare ddp zero2")
+    return compare([[read_figures(name) for name in names.split(",")] for names in runs])
+
+
 def read_figures(name: str) -> RunFigures:
     """The run called *name*, with its history."""
     return snapshot_figures(*snapshot_of(name))
 
 
-def snapshot_figures(snapshot: RunSnapshot, is_kept: bool) -> RunFigures:
-    """The figures of *snapshot*, whose record is in the run store where *is_kept*."""
-    step_frame = frame_of_steps(Store().history(snapshot.run)) if is_kept else None
+def snapshot_figures(snapshot: RunSnapshot, folder: Path | None) -> RunFigures:
+    """The figures of *snapshot*, whose record may be in *folder*."""
+    step_frame = frame_of_steps(folder / "history") if folder is not None else None
     # Early in a live run the record has no segment of steps
     if step_frame is None or step_frame.is_empty():
         step_frame = by_step(recent_step_frame(snapshot).lazy()).collect()
@@ -182,12 +187,12 @@ def _figure_tables(compared: Comparison, width: int, *, coloured: bool) -> list[
     numbers = list(range(1, len(compared.columns)))
     for detailed in (True, False):
         rows = _table_rows(compared, [0, *numbers], detailed=detailed)
-        if _total_width(rows) <= width:
+        if _fits_width(rows, width):
             return [_table_text(rows, coloured=coloured)]
     for count in range(len(numbers) - 1, 0, -1):
         chunks = [numbers[at : at + count] for at in range(0, len(numbers), count)]
         tables = [_table_rows(compared, [0, *chunk], detailed=False) for chunk in chunks]
-        if max(map(_total_width, tables)) <= width:
+        if all(_fits_width(rows, width) for rows in tables):
             break
     return [_table_text(rows, coloured=coloured) for rows in tables]
 
@@ -236,17 +241,13 @@ def _noise_cells(row: Row, columns: Sequence[int], *, detailed: bool) -> list[Te
     return cells
 
 
-def _total_width(rows: Sequence[Sequence[Text]]) -> int:
-    return sum(_column_widths(rows)) + 2 * len(rows[0])
-
-
-def _column_widths(rows: Sequence[Sequence[Text]]) -> list[int]:
-    return [max(len(row[i][0]) for row in rows) for i in range(len(rows[0]))]
+def _fits_width(rows: Sequence[Sequence[Text]], width: int) -> bool:
+    return max(map(len, _table_text(rows, coloured=False).split("\n"))) <= width
 
 
 def _table_text(rows: Sequence[Sequence[Text]], *, coloured: bool) -> str:
     """Like :func:`zeromon.readout.report.aligned_table`, with colours."""
-    widths = _column_widths(rows)
+    widths = [max(len(row[i][0]) for row in rows) for i in range(len(rows[0]))]
     text_rows = []
     for row in rows:
         cells = [

@@ -24,11 +24,10 @@ from typing import Any
 from urllib.parse import quote
 
 from zeromon.base.errors import CollectorError
-from zeromon.cli import servers
-from zeromon.cli.parser import add_flag, import_extra, tcp_port
+from zeromon.cli.parser import add_flag, add_server, import_extra, tcp_port
 from zeromon.ring.tokens import server_token
 from zeromon.sources.access import is_loopback_host
-from zeromon.sources.prometheus.client import Server
+from zeromon.sources.prometheus.client import Server, chosen_server
 from zeromon.sources.prometheus.source import runs_of
 from zeromon.sources.replay import ReplaySource
 
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", help="run id or its beginning: open this run")
     modes = parser.add_mutually_exclusive_group()
     add_flag(modes, "--replay", "open the first snapshot of RUN, and play from there")
-    servers.add_argument(modes)
+    add_server(modes)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback)")
     parser.add_argument(
         "--port",
@@ -56,7 +55,7 @@ def call(options: argparse.Namespace) -> int:
     if options.replay:
         source = ReplaySource(options.run)
         return _serve_dashboard(options, source.run, source.playback.begin)
-    server = servers.server_of_options(options)
+    server = chosen_server(options.prometheus)
     if server is not None:
         runs_of(server)  # raises where nothing answers
     return _serve_dashboard(options, options.run, server=server)

@@ -349,11 +349,8 @@ def call(options: argparse.Namespace) -> int:
         return _show_survey(options)
     try:
         run = only_live_run(find_live_runs(options.target)).open().latest()
-    except RunNotFound as error:
-        try:
-            run = newest_snapshot(options.target)
-        except RunNotFound:
-            raise error from None
+    except RunNotFound:
+        run = newest_snapshot(options.target)
     return _examine_run(run, options)
 
 

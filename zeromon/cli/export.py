@@ -2,9 +2,9 @@
 
 {formats}
 
-RUN is a run id or its beginning, or a file that zeromon report --json has written. docs/export.md has
-the columns with their units. The files are readable by you only (mode 0600). Existing files are
-replaced only with --force.
+RUN is a run id or its beginning, a file of zeromon report --json, or the folder of a record.
+docs/export.md has the columns with their units. The files are readable by you only (mode 0600).
+Existing files are replaced only with --force.
 """
 
 from __future__ import annotations
@@ -12,23 +12,17 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zeromon.base.errors import ExportError
 from zeromon.base.units import human_bytes, printable
 from zeromon.cli import tell_user
 from zeromon.cli.parser import add_flag, add_option
-from zeromon.cli.report import recent_step_frame, snapshot_of
+from zeromon.cli.report import snapshot_of, step_tables
 from zeromon.export.files import Export, Progress
 from zeromon.export.formats import FORMATS
 from zeromon.ring import paths, slices
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.run_store import Store
-from zeromon.storage.step_history.queries import readable_segment_tables
 from zeromon.storage.step_history.writer import damage_errors
-
-if TYPE_CHECKING:
-    import polars as pl
 
 __doc__ = (__doc__ or "").format(
     formats="\n".join(
@@ -51,11 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Writes the run that the user named; returns the exit code."""
-    run, is_recorded = snapshot_of(options.run)
+    run, folder = snapshot_of(options.run)
     stem = run.run if paths.is_run_id(run.run) else "run"  # other names may not name a file
     path = Path(options.output or f"{stem}{FORMATS[options.to].suffix}")
     os.umask(0o077)  # also for the files that libraries write
-    export = make_export(run, path, is_recorded=is_recorded, force=options.force)
+    export = make_export(run, path, folder, force=options.force)
     note = write_export(options.to, export)
     if note:
         tell_user(note)
@@ -64,27 +58,21 @@ def call(options: argparse.Namespace) -> int:
     return 0
 
 
-def make_export(run: RunSnapshot, path: Path, *, is_recorded: bool, force: bool = False) -> Export:
-    """The export of *run*: its record, else the steps of the snapshot itself.
+def make_export(run: RunSnapshot, path: Path, folder: Path | None, *, force: bool = False) -> Export:
+    """The export of *run*: its record in *folder*, else the steps of the snapshot itself.
 
     Raises :class:`ExportError` for a run without a step.
     """
-    steps, broken = readable_segment_tables(Store().history(run.run)) if is_recorded else ([], ())
-    if not steps:
-        steps = [recent_step_frame(run).lazy()]
-    rows = sum(_count_frame_rows(frame) for frame in steps)
+    import polars as pl
+
+    steps, broken = step_tables(run, folder)
+    rows = sum(frame.select(pl.len()).collect().item() for frame in steps)
     if not rows:
         raise ExportError(f"{run.run} has no step yet", "It ended before its first step, or waits.")
     for name in broken:
         tell_user(f"segment {name} of the history cannot be read and is left out")
-    rings = slices.run_events(run.run, Store().folder(run.run)) if is_recorded else ()
+    rings = slices.run_events(run.run, folder) if folder is not None else ()
     return Export(run=run, steps=steps, rings=rings, path=path, force=force, progress=Progress(rows))
-
-
-def _count_frame_rows(frame: pl.LazyFrame) -> int:
-    import polars as pl
-
-    return int(frame.select(pl.len()).collect().item())
 
 
 def write_export(format: str, export: Export) -> str:

@@ -610,13 +610,14 @@ def stages_as_text(
     scripts: Mapping[str, str], notes: Sequence[str],
 ) -> str:  # fmt: skip
     """The tables, the recommendation with its reason, the files, and why figures are unknown."""
+    has_device = any(DEVICE in stage.peaks for stage in stages)
     largest = text_table(
         stages,
         Column("stage", lambda s: s.name or "as it is"),
         Column("largest batch", lambda s: "n/a" if s.largest is None else str(s.largest or "none")),
         Column("by", lambda s: "launch" if s.measured else "prediction"),
         Column("host", lambda s: _peak_text(s, HOST)),
-        Column("device", lambda s: _peak_text(s, DEVICE)),
+        *([Column("device", lambda s: _peak_text(s, DEVICE))] if has_device else []),
         Column("step", lambda s: s.seconds, SECONDS),
         Column("exposed", lambda s: s.exposed_seconds, SECONDS),
         Column("samples/s", lambda s: _rate_text(s.samples_per_second)),

@@ -19,7 +19,7 @@ from zeromon.cli import compare as compare_verb, plan as plan_verb, runs as runs
 from zeromon.cli.parser import suggest_names
 from zeromon.cli.plan_output import changes_as_text as changes_text
 from zeromon.cli.report import newest_snapshot, report_text, runs_of_job
-from zeromon.compare.comparison import compare
+from zeromon.comparison.comparison import compare
 from zeromon.diagnosis.rule import find_page
 from zeromon.readout.communication_report import (
     by_operation as operations,
@@ -187,7 +187,8 @@ def trace(run: str = "") -> list[str]:
 
 def compare_runs(first: str, second: str) -> list[str]:
     """Two runs side by side: which to take, and which differences are significant (*)."""
-    pair = [[compare_verb.snapshot_figures(_read_run(name), is_kept=True)] for name in (first, second)]
+    snapshots = [_read_run(name) for name in (first, second)]
+    pair = [[compare_verb.snapshot_figures(run, Store().folder(run.run))] for run in snapshots]
     comparison = compare_verb.as_text(compare(pair), _COLUMNS, drawn=False)
     *tables, advice = comparison.strip().split("\n\n")
     return _lines_of(advice, *tables)

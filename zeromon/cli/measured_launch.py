@@ -170,7 +170,8 @@ class _Watch:
         if self._source is not None:
             with suppress(SourceError, RunNotFound):
                 self._run = self._source.latest()
-                self._tell(f"{self._steps(_ended_steps)} of {self.request.steps} steps")
+                taken, wanted = self._steps(_ended_steps), self.request.steps
+                self._tell(f"{min(taken, wanted)} of {wanted} steps")
 
     def _steps(self, count: Callable[[RankSnapshot], int]) -> int:
         ranks = self._run.ranks if self._run is not None else ()

@@ -45,6 +45,12 @@ def add_flag(group: argparse._ActionsContainer, names: str, help: str) -> None:
     group.add_argument(*names.split(), action="store_true", help=help)
 
 
+def add_server(group: argparse._ActionsContainer) -> None:
+    """``--prometheus URL``"""
+    purpose = "read from this server: http://host:9090, https://host/prometheus (ZEROMON_PROMETHEUS)"
+    add_option(group, "--prometheus", "URL", purpose)
+
+
 def positive(typed: str) -> int:
     """Parses the value of an option that is a positive whole number."""
     number = int(typed)

@@ -35,17 +35,19 @@ from __future__ import annotations
 import argparse
 import itertools
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
 
+from zeromon.base import can_rewrite_lines
 from zeromon.base.errors import PlanError
 from zeromon.cli import tell_user
 from zeromon.cli.parser import add_flag, add_list
 from zeromon.cli.plan_output import changes_as_json, changes_as_text, plan_as_json, plan_as_text
-from zeromon.cli.plan_setup import add_setup_arguments, read_run_snapshot, setup_from_model, setup_of_run
-from zeromon.cli.terminal import show_json, show_text, show_working
+from zeromon.cli.plan_setup import add_setup_arguments, setup_from_model, setup_of_run
+from zeromon.cli.terminal import output_columns, show_json, show_text, show_working
 from zeromon.export.files import Progress
 from zeromon.memory import plan
 from zeromon.memory.plan import Point, Work, point_of, work_of
@@ -70,10 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Reads, computes, prints."""
+    from zeromon.cli.report import snapshot_of  # it reads collectors, which a model does not need
+
+    run = snapshot_of(options.run)[0] if options.run else None
     if options.changes or options.set or options.sweep:
-        return print_changes(options)
+        return print_changes(options, run)
     with show_working("computing"):
-        run = read_run_snapshot(options.run) if options.run else None
         setup = setup_of_run(run, options) if run is not None else setup_from_model(options)
         rows = plan.plan_table(setup)
         content = plan_as_json(setup, rows, fewest=options.fewest)
@@ -113,9 +117,8 @@ def add_change_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(setup_parser=parser)
 
 
-def print_changes(options: argparse.Namespace) -> int:
+def print_changes(options: argparse.Namespace, run: RunSnapshot | None) -> int:
     """Predicts and prints what is there and every change; returns the exit code."""
-    run = read_run_snapshot(options.run) if options.run else None
     base, points, point_count = predict_points(options, run, _MAX_POINTS)
     if run is not None and all(point.time is None for point in (base, *points)):
         raise PlanError(
@@ -125,7 +128,10 @@ def print_changes(options: argparse.Namespace) -> int:
     if options.json:
         show_json(changes_as_json(base, points, of=point_count))
     else:
-        show_text(changes_as_text(base, points) + _fit_command(options, run))
+        # In the cell of a notebook, zeromon.load(...).changes() is the chart
+        drawn = can_rewrite_lines(sys.stdout) or not sys.stdout.isatty()
+        table = changes_as_text(base, points, drawn=drawn, width=output_columns())
+        show_text(table + _fit_command(options, run))
     if len(points) < point_count:
         tell_user(f"interrupted: {len(points)} of {point_count} points")
     return 0 if any(point.time is not None for point in (base, *points)) else 2

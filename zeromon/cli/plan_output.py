@@ -1,5 +1,6 @@
 """The output of ``zeromon plan``: table and reason as text, everything as JSON."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,10 +22,11 @@ from zeromon.memory.predict import ACTIVATION
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
 from zeromon.memory.speeds import speed_sources
-from zeromon.readout.figures import BYTES, COUNT, RATIO, SECONDS
+from zeromon.readout.figures import BYTES, COUNT, RATIO, SECONDS, TEXT
 from zeromon.readout.remedy import ladder_lines
-from zeromon.readout.tables import Column, aligned_table, text_table
+from zeromon.readout.tables import Column, Columns, aligned_table, text_table
 from zeromon.snapshot.finding import Rung
+from zeromon.tui.columns import fit_columns
 from zeromon.tui.drawing import Curve, Plot, draw_chart
 
 
@@ -256,17 +258,19 @@ _MAX_SIDE_BY_SIDE, _MAX_UNITS = 3, 12
 _MAX_DOTS = 200
 
 
-def changes_as_text(base: Point, points: Sequence[Point], *, drawn: bool = True) -> str:
+def changes_as_text(
+    base: Point, points: Sequence[Point], *, drawn: bool = True, width: int = sys.maxsize
+) -> str:
     """The table, the chart of memory against time, where speeds come from, and what is unknown.
 
-    *drawn*: with the chart.
+    *drawn*: with the chart; *width*: columns of the terminal.
     """
     pareto = memory_time_front([base, *points])
     setup = base.setup
     assert setup is not None
     listed = points if len(points) <= _MAX_ROWS else [p for p in pareto if p is not base]
     rows = [f"{setup.model.name}: {setup.plan.label} on {setup.devices} devices", ""]
-    rows.append(_changes_table(base, listed, pareto))
+    rows.append(_changes_table(base, listed, pareto, width))
     if len(points) > _MAX_ROWS:
         rows.append(f"  {len(points)} points; the table has those marked *, and --json has all")
     if len(pareto) > 1 and drawn:
@@ -277,7 +281,7 @@ def changes_as_text(base: Point, points: Sequence[Point], *, drawn: bool = True)
     return "\n".join(rows) + "\n"
 
 
-def _changes_table(base: Point, listed: Sequence[Point], pareto: Sequence[Point]) -> str:
+def _changes_table(base: Point, listed: Sequence[Point], pareto: Sequence[Point], width: int) -> str:
     def gain_text(point: Point, *numbers: int) -> str:
         gained = step_difference(base, point) if point is not base else None
         if point.time is None or gained is None:
@@ -287,24 +291,27 @@ def _changes_table(base: Point, listed: Sequence[Point], pareto: Sequence[Point]
     def exposed_seconds(point: Point) -> float | None:
         return point.time.parts.communication + point.time.parts.waiting if point.time else None
 
+    def label(p: Point) -> str:
+        return f"{'*' if p in pareto and len(pareto) > 1 else ' '} {p.label}"
+
     rows = [base, *listed]
-    return text_table(
-        rows,
-        Column("change", lambda p: f"{'*' if p in pareto and len(pareto) > 1 else ' '} {p.label}"),
-        Column("step", lambda p: p.time.seconds if p.time else None, SECONDS),
-        Column("(min to max)", lambda p: interval_text(p.time) if p.time else "n/a"),
-        Column("difference", lambda p: gain_text(p, 0)),
-        Column("(min to max)", lambda p: gain_text(p, 1, 2)),
-        Column("exposed", lambda p: exposed_seconds(p), SECONDS),
+    columns: Columns[Point] = (
+        Column("change", label, width=2 + max(len(label(p)) for p in rows)),
+        Column("step", lambda p: p.time.seconds if p.time else None, SECONDS, 10),
+        Column("(min to max)", lambda p: interval_text(p.time) if p.time else "n/a", TEXT, 22, 4),
+        Column("difference", lambda p: gain_text(p, 0), TEXT, 12, 1),
+        Column("(min to max)", lambda p: gain_text(p, 1, 2), TEXT, 25, 3),
+        Column("exposed", lambda p: exposed_seconds(p), SECONDS, 10),
         *(column for column in _WHERE_KNOWN if any(column.text(p) != "n/a" for p in rows)),
     )
+    return text_table(rows, *(column for column, _ in fit_columns(columns, width)))
 
 
 _WHERE_KNOWN: tuple[Column[Point], ...] = (
     Column("device", lambda p: human_bytes(n) + " +" * p.is_bound if (n := _device_bytes(p)) else "n/a"),
     Column("fits", lambda p: ("yes" if p.row.fits else "no") if p.row and fits_known(p) else "n/a"),
-    Column("MFU", lambda p: p.mfu if p.row else None, RATIO),
-    Column("tokens/s", lambda p: p.tokens_per_second if p.row else None, COUNT),
+    Column("MFU", lambda p: p.mfu if p.row else None, RATIO, 8, 2),
+    Column("tokens/s", lambda p: p.tokens_per_second if p.row else None, COUNT, 10),
 )
 """Columns that a table has where a point has a value."""
 

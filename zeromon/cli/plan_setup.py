@@ -376,13 +376,6 @@ def describe_entry(
     return description
 
 
-def read_run_snapshot(name: str) -> RunSnapshot:
-    """The run *name*, or the snapshot in the file of that name."""
-    from zeromon.cli.report import snapshot_of
-
-    return snapshot_of(name)[0]
-
-
 def setup_of_run(
     run: RunSnapshot, options: argparse.Namespace, base: plan.Setup | None = None
 ) -> plan.Setup:

@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING
 
 from zeromon.base.errors import RunAmbiguous, RunNotFound, SourceError, ZeromonError, os_errors_as
 from zeromon.base.units import JOULES_A_KWH
-from zeromon.cli import servers
-from zeromon.cli.parser import add_flag, add_option, check_format, draw_module, in_range
+from zeromon.cli.parser import add_flag, add_option, add_server, check_format, draw_module, in_range
 from zeromon.cli.terminal import show_text, show_working
 from zeromon.collector.run import snapshot_of_folder
 from zeromon.diagnosis.rule import advice_of
@@ -46,10 +45,11 @@ from zeromon.snapshot import RunSnapshot, Severity
 from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.step import StepRange
 from zeromon.sources.live import LiveSource, runs_of_node
+from zeromon.sources.prometheus.client import chosen_server
 from zeromon.sources.prometheus.source import find_listed_runs, only_listed_run
 from zeromon.storage.run_store import Store, decode_snapshot, encode_snapshot
 from zeromon.storage.snapshot_log import Past, findings_of_record
-from zeromon.storage.step_history.queries import ranges_of_steps
+from zeromon.storage.step_history.queries import ranges_of_steps, readable_segment_tables
 from zeromon.storage.step_history.rows import Series, row_of
 from zeromon.storage.step_history.writer import rows_frame
 
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", help="run id or its beginning (default: the newest)")
     add_flag(parser, "--full", "print all tables and findings")
     add_flag(parser, "--json", "print JSON")
-    servers.add_argument(parser)
+    add_server(parser)
     add_option(parser, "-o --output", "FILE", "write an HTML page, or .png")
     add_option(parser, "--wait", "SECONDS", "wait for the run to end first", in_range(0), 0.0)
     job = parser.add_argument_group("the ledger of the job")
@@ -76,7 +76,7 @@ def call(options: argparse.Namespace) -> int:
     check_format(options.output, ".html", ".png")
     if not options.ledger and (options.run_only or options.price is not None):
         raise ZeromonError("--run-only and --price need --ledger")
-    server = servers.server_of_options(options, named=bool(options.run))
+    server = chosen_server(options.prometheus, named=bool(options.run))
     source = (
         only_listed_run(find_listed_runs(server, options.run)).open(server)
         if server is not None
@@ -151,7 +151,7 @@ def write_html_page(
     Raises :class:`SourceError` when it cannot be made.
     """
     pages = draw_module("html_report")
-    columns = step_series(run) if steps is None else steps
+    columns = step_series(run, Store().folder(run.run)) if steps is None else steps
     page = pages.run_page(run, columns, report_text(run), still=still)
     with os_errors_as(SourceError, f"write {path}", ""):
         Path(path).write_text(page)
@@ -190,12 +190,18 @@ def write_page_png(run: RunSnapshot, path: str, *, steps: Series | None = None) 
             shutil.copyfile(snapshot, path)
 
 
-def step_series(run: RunSnapshot) -> Series:
-    """The steps of a run by column: from its history, else the last ones that the snapshot has."""
-    columns = Past(Store().folder(run.run)).series()
+def step_series(run: RunSnapshot, folder: Path | None) -> Series:
+    """The steps of a run by column: of the record in *folder*, else the last ones of the snapshot."""
+    columns: Series = Past(folder).series() if folder is not None else {"step": []}
     if columns["step"]:
         return columns
     return recent_step_frame(run).sort("rank", "step").to_dict(as_series=False)
+
+
+def step_tables(run: RunSnapshot, folder: Path | None) -> tuple[list[pl.LazyFrame], tuple[str, ...]]:
+    """All steps, of the same source, in pieces that fit into memory; names of unreadable segments."""
+    tables, broken = readable_segment_tables(folder / "history") if folder is not None else ([], ())
+    return tables or [recent_step_frame(run).lazy()], broken
 
 
 def recent_step_frame(run: RunSnapshot) -> pl.DataFrame:
@@ -271,13 +277,17 @@ def snapshot_or_none(name: str) -> RunSnapshot | None:
     return None
 
 
-def snapshot_of(name: str) -> tuple[RunSnapshot, bool]:
-    """The run *name*, or the snapshot in the file *name*, and whether its record may be here."""
-    path = Path(name)
+def snapshot_of(name: str | None) -> tuple[RunSnapshot, Path | None]:
+    """The run *name*, or of a path (``report --json``, or a record), and the folder of its record."""
+    path = Path(name or "")
+    if name and (path / "snapshot.json").is_file():
+        folder = path.resolve()
+        return Store(runs=folder.parent).load(folder.name), folder
     if path.suffix != ".json" or not path.is_file():
-        return newest_snapshot(name), True
+        run = newest_snapshot(name)
+        return run, Store().folder(run.run)
     with os_errors_as(SourceError, f"read {path}", ""):
-        return decode_snapshot(path.read_bytes()), False
+        return decode_snapshot(path.read_bytes()), None
 
 
 def _live_snapshots(name: str | None) -> list[RunSnapshot]:

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from zeromon.base import can_rewrite_lines
 from zeromon.base.units import printable_lines, wrap_report_line
 
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
@@ -20,7 +21,7 @@ _COLOURS = (
     (re.compile(r"\s?! |  verdict   (slow|at risk)\b|  ▲ "), YELLOW),
     (re.compile(r"  verdict   healthy\b|  ● |\s+\+ "), GREEN),
     (re.compile(r"\s+- "), RED),
-    (re.compile(r"\S.*[^.]$"), BOLD),
+    (re.compile(r"(?!note: |seconds: )\S.*[^.]$"), BOLD),
 )
 """The first that a line begins with: severities, the verdict, the lines of a diff, headings."""
 
@@ -37,11 +38,13 @@ def paint_text(message: str, colour: int) -> str:
 
 def show_text(output: str) -> None:
     """Prints *output*, no control characters: plain in a pipe, wrapped and coloured at a terminal."""
-    output = printable_lines(output)
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
-        output = style_output(output, width, coloured=is_coloured(sys.stdout))
-    sys.stdout.write(output)
+    coloured = is_coloured(sys.stdout)
+    sys.stdout.write(style_output(printable_lines(output), output_columns(), coloured=coloured))
+
+
+def output_columns() -> int:
+    """Columns of the terminal of stdout; a pipe has no limit."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
 
 
 def show_json(content: Any) -> None:
@@ -50,8 +53,8 @@ def show_json(content: Any) -> None:
 
 
 def show_progress(message: str) -> None:
-    """Replaces the line of progress on stderr, where that is a terminal; "" removes it."""
-    if sys.stderr.isatty():
+    """Replaces the line of progress on stderr, where that is possible; "" removes it."""
+    if can_rewrite_lines(sys.stderr):
         sys.stderr.write(f"\r\x1b[K{message and f'zeromon: {message}'}")
         sys.stderr.flush()
 
@@ -68,8 +71,8 @@ def style_output(output: str, width: int, *, coloured: bool) -> str:
 
 @contextmanager
 def show_working(activity: str) -> Iterator[None]:
-    """Shows *activity* on stderr while work takes longer than a second, where that is a terminal."""
-    if not sys.stderr.isatty():
+    """Shows *activity* on stderr while work takes longer than a second, where it can be removed."""
+    if not can_rewrite_lines(sys.stderr):
         yield
         return
     spinners: list[Any] = []

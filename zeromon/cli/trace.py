@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 
+from zeromon.base import can_rewrite_lines
 from zeromon.base.errors import CaptureRefused, TraceError
 from zeromon.cli import tell_user
 from zeromon.cli.parser import add_flag, add_option, check_format, draw_module, positive, write_text
@@ -206,7 +207,7 @@ def _await_capture(source: LiveSource, number: int) -> Capture:
             return capture
         message = capture_text(capture, run.last_step)
         if message != last_message:
-            (show_progress if sys.stderr.isatty() else tell_user)(message)
+            (show_progress if can_rewrite_lines(sys.stderr) else tell_user)(message)
             last_message = message
         time.sleep(_LOOK_SECONDS)
 

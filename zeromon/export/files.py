@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeromon.base import can_rewrite_lines
 from zeromon.base.errors import ExportError, os_errors_as
 from zeromon.ring.files import replacing_file
 from zeromon.ring.slices import RingEvents
@@ -46,7 +47,7 @@ class Progress:
     def add(self, rows: int) -> None:
         """Counts *rows* as done (less than 0: undone), and redraws the line a few times a second."""
         self._done = max(0, self._done + rows)
-        if time.monotonic() - self._told < _TELL_SECONDS or not sys.stderr.isatty():
+        if time.monotonic() - self._told < _TELL_SECONDS or not can_rewrite_lines(sys.stderr):
             return
         self._told, self._shown = time.monotonic(), True
         share = self._done / max(1, self.total)

@@ -164,11 +164,11 @@ _ABOUT = msgspec.json.Decoder(About)
 
 
 class Store:
-    """The folder of all recorded runs."""
+    """The folder of all recorded runs; *runs*: another folder with records, such as a copy."""
 
-    def __init__(self, root: Path | None = None) -> None:
-        self.root = root or paths.record_store_root()
-        self.runs = self.root / "runs"
+    def __init__(self, root: Path | None = None, *, runs: Path | None = None) -> None:
+        self.root = root or runs or paths.record_store_root()
+        self.runs = runs or self.root / "runs"
 
     def folder(self, run: str) -> Path:
         """Returns the folder of *run*."""

@@ -28,7 +28,7 @@ def content(view: Known) -> Page:
     return Page(
         {
             **widgets.card_parts(widgets.risk_card(view.chosen), *_fragmentation_cards(rank)),
-            "roles": {"figure": roles or empty_figure("Memory by role: no census has been taken yet")},
+            "roles": {"figure": roles or empty_figure(plotly_figures.NO_CENSUS)},
             "within": {"figure": peaks or empty_figure("Peaks by unit: nothing is on a device")},
             "rests": {"children": _unattributed_memory_text(counted)},
         },

@@ -237,3 +237,9 @@ def one_of(strings: Sequence[str]) -> str:
     signs = frozenset("\\.+*?()|[]{}^$")
     escaped = ("".join(f"\\{c}" if c in signs else c for c in string) for string in strings)
     return quote_promql_literal("|".join(escaped))
+
+
+def chosen_server(url: str | None, *, named: bool = False) -> Server | None:
+    """The server at *url*; that of the environment only where no local run is *named*."""
+    url = url or ("" if named else os.environ.get("ZEROMON_PROMETHEUS", ""))
+    return Server(url) if url else None

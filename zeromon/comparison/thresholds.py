@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from zeromon.base.errors import CompareError
 from zeromon.base.units import human_ratio
-from zeromon.compare.comparison import Cell, Column, Comparison, Row, letter
-from zeromon.compare.environment import REPEATS
-from zeromon.compare.run_figures import METRIC, METRICS, PEAK_MEMORY
-from zeromon.compare.text import format_cell
+from zeromon.comparison.comparison import Cell, Column, Comparison, Row, letter
+from zeromon.comparison.environment import REPEATS
+from zeromon.comparison.run_figures import METRIC, METRICS, PEAK_MEMORY
+from zeromon.comparison.text import format_cell
 from zeromon.snapshot.noise import Estimate, half_width
 
 _LIMIT = re.compile(r"\s*([a-z_.]+)\s*([<>])\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*([A-Za-z%]*)\s*")

@@ -7,7 +7,7 @@ from typing import Any
 
 from builders import rank, run
 
-from zeromon.compare.environment import Difference, environments_of, of_run
+from zeromon.comparison.environment import Difference, environments_of, of_run
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.rank import Setting
 

@@ -13,11 +13,11 @@ from builders import device_memory, noisy, rank, received, run, series, summary
 from hypothesis import example, given, settings, strategies as st
 
 from zeromon.base.errors import CompareError
-from zeromon.compare.comparison import Advice, Column, Comparison, compare, recommend_column, row_of
-from zeromon.compare.environment import Machine
-from zeromon.compare.run_figures import METRIC, METRICS, Figure, RunFigures, figures_of
-from zeromon.compare.text import format_cell, format_change, format_figure, steps_text
-from zeromon.compare.thresholds import judge_limits, parse_limit
+from zeromon.comparison.comparison import Advice, Column, Comparison, compare, recommend_column, row_of
+from zeromon.comparison.environment import Machine
+from zeromon.comparison.run_figures import METRIC, METRICS, Figure, RunFigures, figures_of
+from zeromon.comparison.text import format_cell, format_change, format_figure, steps_text
+from zeromon.comparison.thresholds import judge_limits, parse_limit
 from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import CollectiveRow
 from zeromon.snapshot.host import Pressure

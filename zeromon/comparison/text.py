@@ -11,8 +11,8 @@ from zeromon.base.units import (
     human_seconds,
     printable,
 )
-from zeromon.compare.comparison import Column, Comparison, Row, letter
-from zeromon.compare.environment import REPEATS, Difference
+from zeromon.comparison.comparison import Column, Comparison, Row, letter
+from zeromon.comparison.environment import REPEATS, Difference
 
 _TIMES_AS_MUCH = 9.995
 
@@ -76,7 +76,7 @@ def steps_text(column: Column) -> str:
 
 
 def course_title(comparison: Comparison) -> str:
-    """Returns the title of the chart of :attr:`~zeromon.compare.comparison.Comparison.memory`."""
+    """Returns the title of the chart of :attr:`~zeromon.comparison.comparison.Comparison.memory`."""
     kind = comparison.row(comparison.memory.metric).label.removeprefix("peak ")
     return f"Memory over the steps ({kind}, of the rank that has most)"
 

@@ -2,7 +2,7 @@
 
 A column is one run, or repeats of one program; the first column is the baseline. A difference is
 significant when it exceeds the noise: the variation of the steps (99 %), and at least the variation of
-one program from run to run (:attr:`zeromon.compare.run_figures.Metric.least`).
+one program from run to run (:attr:`zeromon.comparison.run_figures.Metric.least`).
 docs/decisions/020-compare.md has the reasons.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from zeromon.base.errors import CompareError
 from zeromon.base.units import human_bytes, human_count, human_params, human_ratio
-from zeromon.compare.environment import (
+from zeromon.comparison.environment import (
     Environment,
     Machine,
     cpu_slack,
@@ -20,7 +20,7 @@ from zeromon.compare.environment import (
     machine_of,
     span,
 )
-from zeromon.compare.run_figures import (
+from zeromon.comparison.run_figures import (
     METRIC,
     METRICS,
     PEAK_MEMORY,
@@ -151,7 +151,7 @@ class Comparison:
     memory: Course
 
     def row(self, name: str) -> Row:
-        """Returns the row of a metric, or of :data:`~zeromon.compare.run_figures.PEAK_MEMORY`."""
+        """Returns the row of a metric, or of :data:`~zeromon.comparison.run_figures.PEAK_MEMORY`."""
         rows = {row.name: row for row in self.rows}
         if name == PEAK_MEMORY:
             on_device = all(cell.value is not None for cell in rows["peak_reserved"].cells)
