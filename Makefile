@@ -57,7 +57,7 @@ help:
 	@echo "make vgpu      a CUDA device without a GPU: the CUDA build of torch and Triton, 1.9 GB, on our own libraries; VGPU=\"2.13.0 2.15.0\""
 	@echo "make test-vgpu the tests on it; make test-vgpu-short: a minute of them, which CI runs"
 	@echo "make truth-table zeromon's figures beside the virtual device's timeline: half an hour, goes on where it was cut"
-	@echo "make recordings  train anew what tests/data/rings holds, on a machine that nobody else uses"
+	@echo "make recordings  train anew what tests/data/rings and tests/data/runs hold, as root, on a machine that nobody else uses"
 	@echo "make bench     what zeromon costs, in 20 minutes, as build/bench.json; tests/bench/run.py --compare A B"
 	@echo "make bench-peers the same beside other tools, which it installs"
 	@echo "make docs      the documentation as a site, in build/site; a broken link is an error"
@@ -94,7 +94,7 @@ docs: $(READY)
 
 check: static
 	$(PYTEST) tests -m "$(HERE) and not alone and not trains" --ignore tests/agents --ignore tests/runs --ignore tests/nodes \
-	  --ignore tests/dashboard/test_browser.py --ignore tests/sources/prometheus/test_source.py \
+	  --ignore tests/dashboard/test_browser.py --ignore tests/export/grafana --ignore tests/sources/prometheus/test_source.py \
 	  --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The static checks take the CPU time that tests leave: three workers often wait for what they have started.
@@ -185,6 +185,7 @@ test-vgpu-short: $(READY)
 
 recordings: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/recordings.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/watched_runs.py
 
 bench: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/bench/run.py -o build/bench.json

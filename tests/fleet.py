@@ -92,8 +92,11 @@ class Moving:
 
     @property
     def view(self) -> tuple[RunSnapshot, ...]:
-        """Its only run."""
-        now = time.time()
+        """Its only run, now."""
+        return (self.view_at(time.time()),)
+
+    def view_at(self, now: float) -> RunSnapshot:
+        """Its run at a moment, seconds since the epoch."""
         seconds = now - self._began
         ranks = tuple(self._at(one, seconds) for one in self._ranks)
         late = Straggler(
@@ -105,7 +108,7 @@ class Moving:
             *ranks, run=self._name, node=self.node, taken_wall=now, started_wall=self._began,
             taken_ns=round(seconds * 1e9), stragglers=(late,) if LATE_RANK in numbers else (),
         )  # fmt: skip
-        return (replace(snapshot, findings=tuple(advise(snapshot))),)
+        return replace(snapshot, findings=tuple(advise(snapshot)))
 
     def _at(self, one: RankSnapshot, seconds: float) -> RankSnapshot:
         number = one.rank
@@ -144,7 +147,8 @@ class Moving:
             collectives=tuple(
                 replace(
                     row, count=steps * 48, timed=steps * 48, nbytes=steps * 6 * GIB,
-                    seconds=seconds * 0.4, exposed_seconds=seconds * exposed / 2,
+                    seconds=seconds * 0.4,
+                    exposed_seconds=seconds * exposed / len(one.communication.collectives),
                 )
                 for row in one.communication.collectives
             ),

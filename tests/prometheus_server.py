@@ -49,6 +49,8 @@ class Prometheus:
     interval: str = "1s"
     rules: tuple[Path, ...] = ()
     arguments: tuple[str, ...] = ()
+    data: Path | None = None
+    """Where its series are, of one that has some from the start."""
     port: int = field(default_factory=free_port)
 
     @property
@@ -78,7 +80,7 @@ class Prometheus:
         self.process = subprocess.Popen(
             [
                 "prometheus", f"--config.file={self.folder}/prometheus.yml",
-                f"--storage.tsdb.path={self.folder}/data", "--log.level=warn",
+                f"--storage.tsdb.path={self.data or self.folder / 'data'}", "--log.level=warn",
                 f"--web.listen-address=127.0.0.1:{self.port}", *self.arguments,
             ],
             stdout=self._log, stderr=subprocess.STDOUT,

@@ -81,7 +81,7 @@ else:
     for layer in model.layers:
         fully_shard(layer)
     fully_shard(model)
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
+optimizer = torch.optim.SGD(model.parameters(), 1e-9)
 for batch in torch.utils.data.DataLoader(Batches(), batch_size=1):
     model(batch).sum().backward()
     optimizer.step()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from grafana_boards.boards import BOARDS
+from grafana_drawing import panels_of
 from prometheus_server import Prometheus, needs_prometheus, scrape
 from support import LAUNCH, ROOT, Node, start
 
@@ -146,7 +147,8 @@ def test_a_file_is_a_dashboard(board: Any, files: dict[str, dict[str, Any]]) -> 
     """What Grafana needs to import it: a recent schema, its own ids, and the variables."""
     made = files[board.uid]
     assert (made["uid"], made["title"], made["schemaVersion"]) == (board.uid, board.title, 41)
-    ids = [panel["id"] for panel in made["panels"]]
+    ids = [panel["id"] for panel in made["panels"] if panel["type"] == "row"]
+    ids += [panel["id"] for panel in panels_of(made)]
     assert len(set(ids)) == len(ids)
     assert all(isinstance(number, int) and number > 0 for number in ids)
     variables = made["templating"]["list"]
@@ -163,7 +165,7 @@ def test_panels_say_what_they_show(board: Any, files: dict[str, dict[str, Any]])
     made = files[board.uid]
     used = {v["name"] for v in made["templating"]["list"]} | {"__rate_interval"}
     known = {spec.name for spec in METRICS}
-    panels = [panel for panel in made["panels"] if panel["type"] != "row"]
+    panels = panels_of(made)
     assert len({panel["title"] for panel in panels}) == len(panels)
     for panel in panels:
         assert panel["description"].endswith(".")
@@ -197,7 +199,7 @@ def base(name: str) -> str:
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
 def test_panels_lie_side_by_side(board: Any, files: dict[str, dict[str, Any]]) -> None:
-    """Within 24 columns, none over another, without gaps between lines, in the order of the rows."""
+    """On all of 24 columns, none over another, without a gap, in the order of the rows."""
     places = [panel["gridPos"] for panel in files[board.uid]["panels"]]
     taken: set[tuple[int, int]] = set()
     for place in places:
@@ -208,5 +210,5 @@ def test_panels_lie_side_by_side(board: Any, files: dict[str, dict[str, Any]]) -
         ))  # fmt: skip
         assert not cells & taken
         taken |= cells
-    assert {y for _, y in taken} == set(range(max(y for _, y in taken) + 1))
+    assert len(taken) == 24 * (max(y for _, y in taken) + 1)
     assert [(p["y"], p["x"]) for p in places] == sorted((p["y"], p["x"]) for p in places)

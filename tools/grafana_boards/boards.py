@@ -8,8 +8,10 @@ Queries read the collectors' own metrics, so that they work without our recordin
 from typing import Any
 
 from grafana_boards.panels import (
+    ALWAYS_1,
     LOST,
     NEUTRAL,
+    Cell,
     Colours,
     Dashboard,
     Event,
@@ -36,9 +38,13 @@ _RANK = 'run=~"$run", rank=~"$rank"'
 _RATE = "[$__rate_interval]"
 
 
-def _stat(title: str, unit: str, expr: str, help: str, colours: Colours = NEUTRAL) -> Panel:
+def _stat(
+    title: str, unit: str, expr: str, help: str, colours: Colours = NEUTRAL,
+    missing: str = "n/a (no live rank)",
+) -> Panel:  # fmt: skip
     query = (Query(expr, title),)
-    return Panel(title, "stat", unit, query, help, width=4, height=4, colours=colours)
+    look = {"width": 4, "height": 4, "colours": colours, "missing": missing}
+    return Panel(title, "stat", unit, query, help, **look)  # type: ignore[arg-type]
 
 
 def _lines(title: str, unit: str, help: str, *queries: tuple[str, str], **look: Any) -> Panel:
@@ -49,7 +55,7 @@ def _lines(title: str, unit: str, help: str, *queries: tuple[str, str], **look: 
 
 def _table(
     title: str, unit: str, help: str, *queries: tuple[str, str], width: int = 12,
-    cells: tuple[tuple[str, Colours], ...] = (), links: tuple[tuple[str, str], ...] = (),
+    cells: tuple[Cell, ...] = (), links: tuple[tuple[str, str], ...] = (),
 ) -> Panel:  # fmt: skip
     found = tuple(Query(expr, legend) for expr, legend in queries)
     return Panel(title, "table", unit, found, help, width=width, cells=cells, links=links)
@@ -85,12 +91,12 @@ def _step(labels: str, how: str, by: str, ranks: str = "") -> str:
 
 def _named(what: str) -> str:
     """Total *what* per second of all ranks; the label ``unit`` names it."""
-    rate = f"sum(rate(zeromon_{what}_total{{{_RUN}}}{_RATE}))"
+    rate = f"sum(rate(zeromon_{what}_total{{{_RUN}}}{_RATE}) {ALIVE})"
     return f'label_replace({rate}, "unit", "{what}/s", "", "")'
 
 
-def _moved(what: str, labels: str, how: str) -> str:
-    return f"{how} by (op, group, phase) (zeromon_communication_step_{what}{{{labels}}})"
+def _moved(what: str, labels: str, how: str, ranks: str = "") -> str:
+    return f"{how} by (op, group, phase) (zeromon_communication_step_{what}{{{labels}}} {ranks})"
 
 
 def _of_one(metric: str, fullest: str, labels: str, by: str) -> str:
@@ -120,7 +126,7 @@ _GOODPUT = (
 )
 _ALERTS = _table(
     "Alerts", "none", "Alerts that fire now; zeromon prometheus rules has them. Empty without that rule file.",
-    (f'max by (run, rank, alertname, severity) (ALERTS{{alertname=~"Zeromon.+", alertstate="firing", {_RUN}}})', "firing"),
+    (f'max by (run, rank, alertname, severity) (ALERTS{{alertname=~"Zeromon.+", alertstate="firing", {_RUN}}})', ALWAYS_1),
 )  # fmt: skip
 
 _FLEET = Dashboard(
@@ -133,30 +139,32 @@ _FLEET = Dashboard(
             _stat("Live ranks", "none", f"sum(zeromon_rank_up{{{_RUN}}})", "Ranks whose process lives."),
             _stat("Failed ranks", "none", f"sum(zeromon_rank_failed{{{_RUN}}})",
                   "Ranks that ended abnormally.", LOST),
-            _stat("Collectors", "none", "count(zeromon_collector_runs)", "Collectors that answer, one per node."),
+            _stat("Collectors", "none", "count(zeromon_collector_runs)", "Collectors that answer, one per node.",
+                  missing="n/a (no collector)"),
             _stat("Oldest snapshot", "s",
-                  "max(timestamp(zeromon_collector_last_tick_timestamp_seconds)"
-                  " - zeromon_collector_last_tick_timestamp_seconds)",
+                  "clamp_min(max(timestamp(zeromon_collector_last_tick_timestamp_seconds)"
+                  " - zeromon_collector_last_tick_timestamp_seconds), 0)",
                   "Age of the oldest figures, by the clocks of Prometheus and of the node.",
-                  rising(Level(STALE_SECONDS, NODE_SILENT_SECONDS))),
+                  rising(Level(STALE_SECONDS, NODE_SILENT_SECONDS)), "n/a (no collector)"),
             _stat("Collectors' CPU", "percentunit",
                   f"max(rate(zeromon_collector_tick_seconds_total{_RATE}))",
                   "Share of a core that the busiest collector spends on reading its ranks.",
-                  rising(COLLECTOR_CPU)),
+                  rising(COLLECTOR_CPU), "n/a (no collector)"),
         )),
         Row("Runs", (
             _table("Runs", "none", "One line per run.",
                    (f"sum by (run) (zeromon_rank_up{{{_RUN}}})", "live ranks"),
                    (f"sum by (run) (zeromon_rank_failed{{{_RUN}}})", "failed ranks"),
                    (f"max by (run) (zeromon_steps_total{{{_RUN}}})", "steps"),
-                   (_step(_RUN, "avg", "run", ALIVE), "step, s"),
+                   (_step(_RUN, "avg", "run", ALIVE), "step time"),
                    (_now("max by (run)", "exposed_communication_ratio"), "exposed, worst rank"),
                    (_now("max by (run)", "oom_risk_ratio"), "OOM risk, worst rank"),
-                   (_now("max by (run)", "late_seconds"), "latest rank, s"), width=16,
-                   cells=(("failed ranks", LOST), ("exposed, worst rank", rising(EXPOSED)),
-                          ("OOM risk, worst rank", rising(OOM))), links=(("run", "zeromon-run"),)),
+                   (_now("max by (run)", "late_seconds"), "latest rank"), width=24,
+                   cells=(Cell("failed ranks", colours=LOST), Cell("step time", "s"), Cell("latest rank", "s"),
+                          Cell("exposed, worst rank", "percentunit", rising(EXPOSED)),
+                          Cell("OOM risk, worst rank", "percentunit", rising(OOM))), links=(("run", "zeromon-run"),)),
             _table("Findings", "none", "Present findings of each run; zeromon rule NAME explains a rule.",
-                   (f"sum by (run, rule, severity) (zeromon_finding{{{_RUN}}})", "ranks"), width=8,
+                   (f"sum by (run, rule, severity) (zeromon_finding{{{_RUN}}})", "ranks"),
                    links=(("run", "zeromon-run"),)),
             _ALERTS,
             _lines("Live ranks by run", "none", "Ranks whose process lives.",
@@ -168,7 +176,7 @@ _FLEET = Dashboard(
                    (f"max by (run) (zeromon_exposed_communication_ratio{{{_RUN}}})", "{{run}}"),
                    colours=rising(EXPOSED)),
             _lines("OOM risk by run", "percentunit", "0: no end in sight; 1: out of memory now. The worst rank.",
-                   (f"max by (run, pool) (zeromon_oom_risk_ratio{{{_RUN}}})", "{{run}} {{pool}}"),
+                   (f"max by (run) (zeromon_oom_risk_ratio{{{_RUN}}})", "{{run}}"),
                    colours=rising(OOM)),
             _lines("Latest rank by run", "s", "Time per step that the other ranks wait for one rank alone.",
                    (f"max by (run) (zeromon_late_seconds{{{_RUN}}})", "{{run}}")),
@@ -177,13 +185,13 @@ _FLEET = Dashboard(
         )),
         Row("Nodes", (
             Panel("Most exposed nodes", "bars", "percentunit", (Query(
-                f"topk(10, max by (run, node) (zeromon_exposed_communication_ratio{{{_RUN}}}"
-                f" * on ({RANK}) group_left (node) {NODES}))", "{{run}} {{node}}"),),
+                f"topk(10, max by (run, node) ((zeromon_exposed_communication_ratio{{{_RUN}}} {ALIVE})"
+                f" * on ({RANK}) group_left (node) {NODES}))", "{{node}} {{run}}"),),
                 "Exposed communication as a share of a step; the worst rank of each node.", width=12,
                 colours=rising(EXPOSED), links=(("", "zeromon-rank"),)),
             Panel("Least host memory left", "bars", "bytes", (Query(
-                f"bottomk(10, min by (run, node) (zeromon_host_memory_headroom_bytes{{{_RUN}}}"
-                f" * on ({RANK}) group_left (node) {NODES}))", "{{run}} {{node}}"),),
+                f"bottomk(10, min by (run, node) ((zeromon_host_memory_headroom_bytes{{{_RUN}}} {ALIVE})"
+                f" * on ({RANK}) group_left (node) {NODES}))", "{{node}} {{run}}"),),
                 "Host memory that the tightest cgroup, or the machine, can still give.", width=12,
                 colours=NEUTRAL, links=(("", "zeromon-rank"),)),
         )),
@@ -197,15 +205,15 @@ _OF_RUN = Dashboard(
             _HEALTH,
             _stat("Live ranks", "none", f"sum(zeromon_rank_up{{{_RUN}}})", "Ranks whose process lives."),
             _stat("Steps", "none", f"max(zeromon_steps_total{{{_RUN}}})", "Optimizer steps."),
-            _stat("Step time now", "s", _step(_RUN, "avg", "run", ALIVE), "Mean over ranks."),
+            _stat("Step time now", "s", _step(_RUN, "avg", "run", ALIVE), "Mean over ranks.", missing="n/a (no step ends)"),
             _stat("Exposed now", "percentunit",
                   _now("max", "exposed_communication_ratio"),
                   "Exposed communication as a share of a step; the worst rank.", rising(EXPOSED)),
             _stat("OOM risk now", "percentunit", _now("max", "oom_risk_ratio"),
                   "0: no end in sight; 1: out of memory now. The worst rank.", rising(OOM)),
             _stat("Steps until out of memory", "none", _now("min", "oom_steps_left"),
-                  "For the worst rank; empty without a trend.",
-                  ((0, "red"), (steps_at(OOM.critical), "orange"), (steps_at(OOM.warning), "green"))),
+                  "For the worst rank.",
+                  ((0, "red"), (steps_at(OOM.critical), "orange"), (steps_at(OOM.warning), "green")), "n/a (no trend)"),
             _stat("Failed ranks", "none", f"sum(zeromon_rank_failed{{{_RUN}}})",
                   "Ranks that ended abnormally.", LOST),
             _stat("Waits for a CPU", "percentunit", _now("max", "cpu_wait_ratio"),
@@ -214,7 +222,8 @@ _OF_RUN = Dashboard(
             _stat("In flight", "s", _now("max", "collective_in_flight_seconds"),
                   "Age of the oldest collective that has not ended.", rising(IN_FLIGHT_SECONDS)),
             _stat("MFU now", "percentunit", _now("max", "mfu_ratio"),
-                  "Model FLOPs utilization; empty where the model or the device's peak is unknown."),
+                  "Model FLOPs utilization; n/a where the model or the device's peak is unknown.",
+                  missing="n/a (peak unknown)"),
             _stat("Goodput so far", "percentunit", _GOODPUT,
                   "Useful share of the time since the start: forwards, backwards and optimizers."),
             _stat("Tokens or samples a second", "none", f'{_named("tokens")} or on () {_named("samples")}',
@@ -225,7 +234,7 @@ _OF_RUN = Dashboard(
                    (_step(_RUN, "min", "run"), "fastest"), (_step(_RUN, "avg", "run"), "mean"),
                    (_step(_RUN, "max", "run"), "slowest")),
             _lines("Phases", "percentunit", "Breakdown of the time by phase, mean over ranks.",
-                   (f"avg by (phase) (rate(zeromon_phase_seconds_total{{{_RUN}}}{_RATE}))", "{{phase}}"),
+                   (f"avg by (phase) (rate(zeromon_phase_seconds_total{{{_RUN}}}{_RATE})) > 0", "{{phase}}"),
                    stacked=True),
             _lines("Step time, distribution", "s", "Quantiles over ranks and steps, from the histogram.",
                    *((f"histogram_quantile({q}, sum by (le) (rate(zeromon_step_seconds_bucket{{{_RUN}}}{_RATE})))",
@@ -234,7 +243,7 @@ _OF_RUN = Dashboard(
                    (f'{_named("tokens")} or on () {_named("samples")}', "{{unit}}")),
             _lines("Ledger", "percentunit", "Where the time of set-up and steps goes: share of all ranks' seconds by cause.",
                    (f"sum by (cause) (rate(zeromon_ledger_seconds_total{{{_RUN}}}{_RATE})) / ignoring (cause) "
-                    f"group_left sum(rate(zeromon_ledger_seconds_total{{{_RUN}}}{_RATE}))", "{{cause}}"),
+                    f"group_left sum(rate(zeromon_ledger_seconds_total{{{_RUN}}}{_RATE})) > 0", "{{cause}}"),
                    stacked=True),
             _lines("Goodput", "percentunit", "Useful share of the time since the start: forwards, backwards and optimizers.",
                    (_GOODPUT, "goodput")),
@@ -260,8 +269,8 @@ _OF_RUN = Dashboard(
                     "{{op}} {{group}}")),
             _lines("Oldest collective in flight", "s", "Age of the oldest collective that has not ended; a rising line is a hang.",
                    (f"max(zeromon_collective_in_flight_seconds{{{_RUN}}})", "oldest")),
-            _lines("Ranks of a hang", "none", "Ranks that wait in a hanging collective, are missing, or dead.",
-                   (f"sum by (role, kind) (zeromon_hang{{{_RUN}}})", "{{role}} {{kind}}")),
+            _table("Ranks of a hang", "none", "Ranks that wait in a hanging collective now, are missing, or dead.",
+                   (f"max by (rank, role, kind, op, group) (zeromon_hang{{{_RUN}}})", ALWAYS_1), width=24),
         )),
         Row("Memory", (
             _lines("OOM risk", "percentunit", "0: no end in sight; 1: out of memory now. The worst rank.",
@@ -278,17 +287,17 @@ _OF_RUN = Dashboard(
         )),
         Row("Configuration", (
             _table("Ranks", "none", "Node, device, strategy and process of each rank.",
-                   (f"max by (rank, node, device, strategy, pid) (zeromon_rank_info{{{_RUN}}})", "info"),
+                   (f"max by (rank, node, device, strategy, pid) (zeromon_rank_info{{{_RUN}}})", ALWAYS_1),
                    links=(("rank", "zeromon-rank"),)),
             _ALERTS,
             _table("Findings", "none", "Present findings; zeromon rule NAME explains a rule.",
                    (f"sum by (rule, severity) (zeromon_finding{{{_RUN}}})", "ranks")),
             _table("Settings", "none", "Effective and written values of DeepSpeed's configuration.",
-                   (f"max by (engine, name, effective, written) (zeromon_setting_info{{{_RUN}}})", "info")),
+                   (f"max by (engine, name, effective, written) (zeromon_setting_info{{{_RUN}}})", ALWAYS_1)),
             _lines("Loss scale", "none", "Loss scale of fp16 training; the lowest of all ranks.",
                    (f"min(zeromon_loss_scale{{{_RUN}}})", "loss scale")),
             _lines("Loss", "none", "Loss where a logger of the process gets it; mean of the ranks that know it.",
-                   (f'avg(zeromon_training_scalar{{{_RUN}, name="loss"}})', "loss")),
+                   (f'avg(zeromon_training_scalar{{{_RUN}, name="loss"}})', "loss"), floats=True),
             _lines("Gradient norm", "none", "Norm before clipping; the highest of all ranks.",
                    (f'max(zeromon_training_scalar{{{_RUN}, name="grad_norm"}})', "norm")),
         )),
@@ -323,7 +332,7 @@ _OF_RANK = Dashboard(
         Row("Steps", (
             _lines("Step time", "s", "With all micro-steps.", (_step(_RANK, "max", "rank"), "rank {{rank}}")),
             _lines("Phases", "percentunit", "Breakdown of the time by phase, mean over the selected ranks.",
-                   (f"avg by (phase) (rate(zeromon_phase_seconds_total{{{_RANK}}}{_RATE}))", "{{phase}}"),
+                   (f"avg by (phase) (rate(zeromon_phase_seconds_total{{{_RANK}}}{_RATE})) > 0", "{{phase}}"),
                    stacked=True),
             _lines("Steps", "none", "Optimizer steps, and steps that were skipped because of an overflow.",
                    _each("zeromon_steps_total"), _each("zeromon_steps_skipped_total", "rank {{rank}} skipped")),
@@ -353,10 +362,10 @@ _OF_RANK = Dashboard(
                    _each("zeromon_host_memory_rss_bytes", "rank {{rank}} resident"),
                    _each("zeromon_host_memory_headroom_bytes", "rank {{rank}} left")),
             _lines("OOM risk", "percentunit", "0: no end in sight; 1: out of memory now.",
-                   _each("zeromon_oom_risk_ratio", "rank {{rank}} {{pool}}")),
+                   (f"max by (rank) (zeromon_oom_risk_ratio{{{_RANK}}})", "rank {{rank}}")),
             _roles(_RANK),
             _lines("Measured minus predicted", "bytes", "By role: bytes that the prediction does not explain.",
-                   _each("zeromon_memory_role_unexplained_bytes", "rank {{rank}} {{role}}")),
+                   _each("zeromon_memory_role_unexplained_bytes", "rank {{rank}} {{role}}"), floats=True),
             _lines("Unattributed memory", "bytes", "Activations, fragmentation, other libraries, the rest of the resident set.",
                    _each("zeromon_memory_rest_bytes", "rank {{rank}} {{kind}} on {{place}}")),
         )),
@@ -369,13 +378,13 @@ _OF_RANK = Dashboard(
                    (f"rate(zeromon_process_disk_read_bytes_total{{{_RANK}}}{_RATE})", "rank {{rank}} read"),
                    (f"rate(zeromon_process_disk_written_bytes_total{{{_RANK}}}{_RATE})", "rank {{rank}} written")),
         )),
-        Row("Device", (
+        Row("Device", collapsed=True, panels=(
             _lines("Utilization", "percentunit", "Share of time with a kernel running.",
                    _each("zeromon_device_utilization_ratio")),
             _lines("Power", "watt", "Power draw; of the host, its processors and DRAM.",
                    _each("zeromon_device_power_watts"),
                    (f"rate(zeromon_host_energy_joules_total{{{_RANK}}}{_RATE})", "host of rank {{rank}}")),
-            _lines("Temperature", "celsius", "Of the device.", _each("zeromon_device_temperature_celsius")),
+            _lines("Temperature", "celsius", "Of the device.", _each("zeromon_device_temperature_celsius"), floats=True),
             _lines("PCIe", "Bps", "To the device and from it.",
                    _each("zeromon_device_pcie_receive_bytes_per_second", "rank {{rank}} in"),
                    _each("zeromon_device_pcie_transmit_bytes_per_second", "rank {{rank}} out")),
@@ -405,9 +414,9 @@ _OF_UNIT = Dashboard(
             _lines("Transfer", "s", "Shortest duration over the ranks.",
                    (_moved("transfer_seconds", _RANK, "avg"), "{{op}} {{group}} {{phase}}"), stacked=True),
             _table("Now", "s", "Seconds per step, mean over the selected ranks.",
-                   (_moved("seconds", _RANK, "avg"), "all"), (_moved("exposed_seconds", _RANK, "avg"), "exposed"),
-                   (_moved("wait_seconds", _RANK, "avg"), "waiting"),
-                   (_moved("transfer_seconds", _RANK, "avg"), "transfer"), width=16),
+                   (_moved("seconds", _RANK, "avg", ALIVE), "all"), (_moved("exposed_seconds", _RANK, "avg", ALIVE), "exposed"),
+                   (_moved("wait_seconds", _RANK, "avg", ALIVE), "waiting"),
+                   (_moved("transfer_seconds", _RANK, "avg", ALIVE), "transfer"), width=16),
         )),
         Row("Collectives", (
             _lines("Calls", "ops", "Collectives per second of a rank, by operation and group.",
@@ -436,7 +445,7 @@ _OF_UNIT = Dashboard(
             _table("Groups", "none", "Process groups, their size, and the number of nodes that they span.",
                    (f"count by (group, size, nodes) (zeromon_group_info{{{_RANK}}})", "ranks"), width=16),
         )),
-        Row("ZeRO-3", (
+        Row("ZeRO-3", collapsed=True, panels=(
             _lines("Gathered parameters", "Bps", "Prefetched (ahead), or fetched when needed (late).",
                    (f"avg by (outcome) (rate(zeromon_gather_bytes_total{{{_RANK}}}{_RATE}))", "{{outcome}}"), width=12),
             _lines("Exposed gathers", "percentunit", "Share of time in which parameter gathers blocked the compute stream or the calling thread.",

@@ -21,6 +21,7 @@ from grafana_foundation_sdk.builders import (
 )
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
+    BarGaugeDisplayMode,
     BigValueColorMode,
     BigValueTextMode,
     GraphThresholdsStyleMode,
@@ -34,13 +35,17 @@ from grafana_foundation_sdk.models.common import (
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DashboardLinkType,
+    DashboardSpecialValueMapOptions,
     DataSourceRef,
     DataTransformerConfig,
     DynamicConfigValue,
     FieldColorModeId,
     GridPos,
+    SpecialValueMap,
+    SpecialValueMatch,
     Threshold,
     ThresholdsMode,
+    ValueMappingResult,
     VariableOption,
     VariableRefresh,
     VariableSort,
@@ -48,7 +53,22 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from grafana_boards.boards import EVENTS
-from grafana_boards.panels import Colours, Dashboard, Panel, Query
+from grafana_boards.panels import (
+    ALWAYS_1,
+    BLUE,
+    LABEL_COLOURS,
+    NAME_COLOURS,
+    NEUTRAL,
+    PART_COLOURS,
+    RANK_COLOURS,
+    SEVERITY_COLOURS,
+    SHORTEST_AXIS,
+    Colours,
+    Dashboard,
+    Panel,
+    Query,
+    Row,
+)
 
 WIDTH = 24
 _TAG = "zeromon"
@@ -99,11 +119,15 @@ def document(board: Dashboard) -> str:
         )
     for name in board.variables:
         made.with_variable(_variable(name, many=name != "run" or board.uid == "zeromon-fleet"))
+    row = dashboard.Row("")
     for number, (place, item) in enumerate(placed(board), 1):
-        if isinstance(item, str):
-            made.with_row(dashboard.Row(item).id(number).grid_pos(place))
+        if isinstance(item, Row):
+            row = dashboard.Row(item.title).id(number).grid_pos(place).collapsed(item.collapsed)
+            made.with_row(row)
+            closed = item.collapsed
         else:
-            made.with_panel(_panel(item).id(number).grid_pos(place))
+            panel = _panel(item).id(number).grid_pos(place)
+            row.with_panel(panel) if closed else made.with_panel(panel)
     content = json.loads(json.dumps(made.build(), cls=JSONEncoder))
     for event, mark in zip(EVENTS, content["annotations"]["list"], strict=True):
         mark["titleFormat"], mark["step"] = (
@@ -120,18 +144,31 @@ def _text(content: dict[str, Any]) -> str:
     return f'{{\n{rest} "panels": [\n{panels}\n ]\n}}\n'
 
 
-def placed(board: Dashboard) -> Iterator[tuple[GridPos, str | Panel]]:
-    """Headings and panels with their places, line by line."""
+def placed(board: Dashboard) -> Iterator[tuple[GridPos, Row | Panel]]:
+    """Rows and panels with their places; the panels of a line share its whole width."""
     y = 0
     for row in board.rows:
-        yield GridPos(h=1, w=WIDTH, x=0, y=y), row.title
-        x, y, height = 0, y + 1, 0
-        for panel in row.panels:
-            if x + panel.width > WIDTH:
-                x, y, height = 0, y + height, 0
-            yield GridPos(h=panel.height, w=panel.width, x=x, y=y), panel
-            x, height = x + panel.width, max(height, panel.height)
-        y += height
+        yield GridPos(h=1, w=WIDTH, x=0, y=y), row
+        y += 1
+        below = y
+        for line in _lines_of(row.panels):
+            total, x = sum(panel.width for panel in line), 0
+            for panel in line:
+                width = WIDTH * panel.width // total
+                yield GridPos(h=panel.height, w=width, x=x, y=below), panel
+                x += width
+            below += line[0].height
+        y = y if row.collapsed else below
+
+
+def _lines_of(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
+    line: list[Panel] = []
+    for panel in panels:
+        if sum(other.width for other in line) + panel.width > WIDTH:
+            yield line
+            line = []
+        line.append(panel)
+    yield line
 
 
 def _variable(name: str, *, many: bool) -> dashboard.QueryVariable:
@@ -155,8 +192,14 @@ def _panel(panel: Panel) -> Any:
     made.datasource(_SOURCE)
     for letter, query in zip(string.ascii_uppercase, panel.queries, strict=False):
         made.with_target(_target(letter, query, panel.kind))
-    if panel.unit == "percentunit" or panel.kind == "bars":
+    if panel.kind == "bars" or (panel.kind == "timeseries" and not panel.floats):
         made.min(0)
+    if panel.unit == "percentunit" and panel.top == 1 and panel.kind in ("bars", "timeseries"):
+        made.max(1)
+    if panel.missing:
+        made.mappings([_unknown(panel.missing)])
+    if panel.unit == "percentunit" and panel.kind in ("bars", "stat"):
+        made.decimals(1)
     if panel.colours:
         made.thresholds(_thresholds(panel.colours))
     if panel.names:
@@ -164,9 +207,10 @@ def _panel(panel: Panel) -> Any:
     if panel.kind == "timeseries":
         _as_lines(made, panel)
     elif panel.kind == "bars":
-        made.orientation(VizOrientation.HORIZONTAL)
+        made.orientation(VizOrientation.HORIZONTAL).display_mode(BarGaugeDisplayMode.BASIC)
+        made.max_viz_height(40)
     elif panel.kind == "table":
-        made.transformations(_joined(panel.queries))
+        made.transformations(_joined(panel.queries)).min_width(90)
         _as_cells(made, panel)
     elif panel.kind == "ranks":
         made.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
@@ -175,6 +219,13 @@ def _panel(panel: Panel) -> Any:
         made.calculate(True)
     links = [_opens(board, _labels(panel)) for column, board in panel.links if not column]
     return made.data_links(links) if links else made
+
+
+def _unknown(text: str) -> SpecialValueMap:
+    """*text* in place of a value: a plain "No data" would have the colour of a good or bad one."""
+    result = ValueMappingResult(text=text, color=NEUTRAL[0][1])
+    match = SpecialValueMatch.NULL_AND_NAN
+    return SpecialValueMap(DashboardSpecialValueMapOptions(match=match, result=result))
 
 
 def _thresholds(colours: Colours) -> dashboard.ThresholdsConfig:
@@ -198,14 +249,20 @@ def _labels(panel: Panel) -> dict[str, str]:
 
 
 def _as_cells(made: Any, panel: Panel) -> None:
-    """The colours and the links of a table's columns."""
-    for column, colours in panel.cells:
-        unit = "none" if colours[-1][0] >= 1 else "percentunit"
-        made.override_by_name(column, [
-            DynamicConfigValue("thresholds", _thresholds(colours).build()),
-            DynamicConfigValue("custom.cellOptions", {"type": "color-text"}),
-            DynamicConfigValue("unit", unit),
-        ])  # fmt: skip
+    """The units, colours and links of a table's columns."""
+    coloured = DynamicConfigValue("custom.cellOptions", {"type": "color-text"})
+    for cell in panel.cells:
+        look = [DynamicConfigValue("unit", cell.unit)]
+        if cell.unit == "percentunit":
+            look.append(DynamicConfigValue("decimals", 1))
+        if cell.colours:
+            look += [DynamicConfigValue("thresholds", _thresholds(cell.colours).build()), coloured]
+        made.override_by_name(cell.column, look)
+    if any("severity" in query.expr for query in panel.queries):
+        words = {str(severity): {"color": colour} for severity, colour in SEVERITY_COLOURS.items()}
+        mapping = {"type": "value", "options": words}
+        made.override_by_name("severity", [DynamicConfigValue("mappings", [mapping]), coloured])
+        made.override_by_name("rule", [DynamicConfigValue("custom.width", 240)])
     for column, board in panel.links:
         if column:
             link = _opens(board, {"run": "$run", column: "${__value.raw}"}).build()
@@ -227,10 +284,44 @@ def _as_lines(made: Any, panel: Panel) -> None:
     if panel.colours:  # lines keep a colour each; thresholds are drawn across
         style = common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
         made.thresholds_style(style)
-    if panel.unit == "percentunit":  # of zeros alone Grafana makes an axis up to 10,000 %
-        made.axis_soft_max(panel.top)
+    if not panel.floats and (panel.unit != "percentunit" or panel.top < 1):
+        # Of zeros alone, Grafana makes an axis up to 100: 10,000 %, or 1.67 min
+        made.axis_soft_max(SHORTEST_AXIS.get(panel.unit, panel.top))
     if panel.stacked:
-        made.fill_opacity(30).stacking(common.StackingConfig().mode(StackingMode.NORMAL))
+        made.fill_opacity(50).stacking(common.StackingConfig().mode(StackingMode.NORMAL))
+    _colour_lines(made, panel.queries)
+    _dash_lines(made, panel.queries)
+
+
+def _colour_lines(made: Any, queries: Sequence[Query]) -> None:
+    """One colour for one name in all panels: of a phase, a cause, a rank, or what the legend says."""
+    made.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+    legends = [query.legend for query in queries]
+    if {"{{phase}}", "{{cause}}"} & set(legends):
+        for name, colour in PART_COLOURS.items():
+            made.override_by_name(name, [_fixed(colour)])
+    elif all(legend.startswith("rank {{rank}}") and legend.count("{{") == 1 for legend in legends):
+        for digit, colour in enumerate(RANK_COLOURS):
+            made.override_by_regexp(f"/^rank \\d*{digit}(?!\\d)/", [_fixed(colour)])
+    else:
+        for labels, colours in LABEL_COLOURS.items():
+            for name, colour in colours.items() if legends[0].startswith(labels) else ():
+                made.override_by_regexp(f"/^{name}/", [_fixed(colour)])
+        for legend in legends:
+            if "{{" not in legend:
+                made.override_by_name(legend, [_fixed(NAME_COLOURS.get(legend, BLUE))])
+
+
+def _dash_lines(made: Any, queries: Sequence[Query]) -> None:
+    """The second and third figure of a rank or a collective are dashed: they have its colour."""
+    if "{{" in queries[0].legend:
+        for letter, dash in zip("BC"[: len(queries) - 1], ([10, 6], [2, 4]), strict=False):
+            style = DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": dash})
+            made.override_by_query(letter, [style])
+
+
+def _fixed(colour: str) -> DynamicConfigValue:
+    return DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})
 
 
 def _joined(queries: Sequence[Query]) -> list[DataTransformerConfig]:
@@ -239,7 +330,8 @@ def _joined(queries: Sequence[Query]) -> list[DataTransformerConfig]:
         f"Value #{letter}" if len(queries) > 1 else "Value": query.legend
         for letter, query in zip(string.ascii_uppercase, queries, strict=False)
     }
-    organize = {"excludeByName": {"Time": True}, "renameByName": values}
+    constant = {column: True for column, name in values.items() if name == ALWAYS_1}
+    organize = {"excludeByName": {"Time": True, **constant}, "renameByName": values}
     return [
         DataTransformerConfig(id_val="merge", options={}),
         DataTransformerConfig(id_val="organize", options=organize),

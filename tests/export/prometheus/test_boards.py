@@ -17,7 +17,8 @@ pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is 
 
 from grafana_boards.boards import BOARDS, EVENTS
 from grafana_boards.document import document
-from grafana_boards.panels import NEUTRAL, Dashboard
+from grafana_boards.panels import NEUTRAL, SEVERITY_COLOURS, Dashboard
+from grafana_drawing import panels_of
 from prometheus_server import needs_promtool, promtool, series
 
 from zeromon.cli import main
@@ -26,9 +27,7 @@ from zeromon.fold.state import STEP_BUCKETS
 from zeromon.snapshot.levels import EXPOSED, OOM
 
 FILES: dict[str, dict[str, Any]] = {board.uid: json.loads(document(board)) for board in BOARDS}
-PANELS = [
-    (uid, panel) for uid, made in FILES.items() for panel in made["panels"] if panel["type"] != "row"
-]
+PANELS = [(uid, panel) for uid, made in FILES.items() for panel in panels_of(made)]
 
 
 def colour(steps: list[dict[str, Any]], value: float) -> str:
@@ -46,14 +45,14 @@ GOOD_AND_BAD = {
     "Failed ranks": (0, "green", 5, "red"),
     "Oldest snapshot": (1, "green", 60, "red"),
     "Collectors' CPU": (0.02, "green", 0.9, "red"),
-    "Exposed now": (0.02, "green", 0.4, "red"),
+    "Exposed now": (0.02, "green", 0.4, "orange"),
     "OOM risk now": (0.0, "green", 1.0, "red"),
     "Steps until out of memory": (5000, "green", 3, "red"),
     "Waits for a CPU": (0.01, "green", 0.5, "red"),
     "In flight": (0, "green", 600, "red"),
     "Health": (0, "green", 3, "red"),
-    "Most exposed nodes": (0.02, "green", 0.4, "red"),
-    "Exposed communication by rank": (0.02, "green", 0.4, "red"),
+    "Most exposed nodes": (0.02, "green", 0.4, "orange"),
+    "Exposed communication by rank": (0.02, "green", 0.4, "orange"),
     "OOM risk by rank": (0.0, "green", 1.0, "red"),
 }
 NEITHER = {
@@ -71,7 +70,7 @@ def test_each_panel_of_one_colour_is_judged() -> None:
 
 
 @pytest.mark.parametrize("title", sorted({*GOOD_AND_BAD, *NEITHER}))
-def test_good_is_green_and_bad_is_red(title: str) -> None:
+def test_good_is_green_and_bad_is_not(title: str) -> None:
     """On every board that has the panel."""
     found = [panel for _, panel in PANELS if panel["title"] == title and panel["type"] != "timeseries"]
     assert found
@@ -87,11 +86,14 @@ def test_good_is_green_and_bad_is_red(title: str) -> None:
 
 
 def test_thresholds_are_those_of_the_findings() -> None:
-    """A panel turns red where a rule calls it critical, and not a hundredth before."""
+    """The colour of a value is that of a finding about it, and not a hundredth before."""
     for title, level in (("OOM risk now", OOM), ("Exposed now", EXPOSED)):
         (panel,) = [panel for _, panel in PANELS if panel["title"] == title]
         steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
         for value in (level.warning, level.critical):
+            severity = level.severity(value)
+            assert severity is not None
+            assert colour(steps, value) == SEVERITY_COLOURS[severity]
             assert colour(steps, value - 0.01) != colour(steps, value)
 
 
@@ -102,13 +104,13 @@ def test_cells_of_the_table_of_runs() -> None:
         over["matcher"]["options"]: {one["id"]: one["value"] for one in over["properties"]}
         for over in table["fieldConfig"]["overrides"]
     }
-    for column, good, bad in (
-        ("failed ranks", 0, 1),
-        ("exposed, worst rank", 0.02, 0.4),
-        ("OOM risk, worst rank", 0, 1),
+    for column, good, bad, its_colour in (
+        ("failed ranks", 0, 1, "red"),
+        ("exposed, worst rank", 0.02, 0.4, "orange"),
+        ("OOM risk, worst rank", 0, 1, "red"),
     ):
         steps = cells[column]["thresholds"]["steps"]
-        assert (colour(steps, good), colour(steps, bad)) == ("green", "red")
+        assert (colour(steps, good), colour(steps, bad)) == ("green", its_colour)
         assert cells[column]["custom.cellOptions"] == {"type": "color-text"}
 
 
@@ -136,8 +138,8 @@ def test_a_board_is_linted(uid: str) -> None:
         assert mark["expr"]
         assert mark["titleFormat"]
         assert mark["datasource"]["uid"] == "${datasource}"
-    for panel in made["panels"]:
-        for target in panel.get("targets", ()):
+    for panel in panels_of(made):
+        for target in panel["targets"]:
             for window in re.findall(r"(?:rate|increase)\([^\[]*\[(.*?)\]", target["expr"]):
                 assert window == "$__rate_interval"
             assert 'run=~"$run"' in target["expr"] or "zeromon_collector_" in target["expr"]
@@ -269,13 +271,17 @@ def test_nothing_is_shown_as_now_of_ranks_that_have_ended(tmp_path: Path, lives:
         series("zeromon_rank_up", f"{int(lives)}x40"),
         series("zeromon_step_seconds_sum", "0+15x40"),
         series("zeromon_step_seconds_count", "0+30x40"),
+        series("zeromon_rank_info", "1x40", node="n1"),
+        series("zeromon_host_memory_headroom_bytes", "9x40"),
     ]
     now = [{"labels": "{}", "value": 0.5}] if lives else []
     step = [{"labels": '{run="r"}', "value": 0.5}] if lives else []
-    answered(
-        tmp_path, scraped,
-        {expression(title): now for title in gauges} | {expression("Step time now"): step},
-    )  # fmt: skip
+    bars = {"Most exposed nodes": 0.5, "Least host memory left": 9}
+    asked = {expression(title): now for title in gauges} | {expression("Step time now"): step}
+    for title, value in bars.items():
+        node = [{"labels": '{run="r", node="n1"}', "value": value}] if lives else []
+        asked[expression(title, "zeromon-fleet")] = node
+    answered(tmp_path, scraped, asked)
 
 
 @needs_promtool
@@ -327,9 +333,11 @@ def test_an_axis_of_shares_is_not_made_for_zeros() -> None:
     assert shares
     for defaults in shares:
         assert defaults["min"] == 0
-        assert 0 < defaults["custom"]["axisSoftMax"] <= 1
+        assert defaults.get("max") == 1 or 0 < defaults["custom"]["axisSoftMax"] < 1
+    charts = [p["fieldConfig"]["defaults"] for _, p in PANELS if p["type"] == "timeseries"]
+    assert all("max" in one or "axisSoftMax" in one["custom"] for one in charts if "min" in one)
     bars = [p["fieldConfig"]["defaults"] for _, p in PANELS if p["type"] == "bargauge"]
-    assert [one["min"] for one in bars] == [0, 0]
+    assert [(one["min"], one.get("max")) for one in bars] == [(0, 1), (0, None)]
 
 
 # ---- the buckets of the step time, the links of alerts ----------------------------------------------
