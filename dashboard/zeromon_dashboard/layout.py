@@ -13,7 +13,7 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 
 from zeromon.base.units import human_count
-from zeromon.readout.answers import Stretch, life_of_run, life_text
+from zeromon.readout.answers import VerdictPeriod, life_of_run, life_text
 from zeromon.readout.figures import LAST_STEPS
 from zeromon.readout.text import clock, pause_seconds, pause_text, rough_time
 from zeromon.readout.verdict import SIGNS, judge_run, state_beside, unanswered_verdict
@@ -117,8 +117,8 @@ def _page_head_props(view: Known) -> Parts:
     }
 
 
-def _clipped(life: Sequence[Stretch], span: tuple[float, float] | None) -> list[Stretch]:
-    """*life* within the record, without the stretches that would be too narrow to see."""
+def _clipped(life: Sequence[VerdictPeriod], span: tuple[float, float] | None) -> list[VerdictPeriod]:
+    """*life* within the record, without the periods that would be too narrow to see."""
     if span is None:
         return []
     start_wall, end_wall = span
@@ -133,7 +133,7 @@ def _clipped(life: Sequence[Stretch], span: tuple[float, float] | None) -> list[
 _NARROW = 0.004
 
 
-def _gradient(life: Sequence[Stretch]) -> str:
+def _gradient(life: Sequence[VerdictPeriod]) -> str:
     """A background with the colour of each verdict, from the first recorded moment to the last."""
     if not life:
         return "var(--zm-over)"

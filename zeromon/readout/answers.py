@@ -33,7 +33,7 @@ from zeromon.snapshot.ledger import Cause
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class VerdictPeriod:
     """A time in which the verdict on a run was the same."""
 
     health: Health
@@ -49,7 +49,7 @@ class Stretch:
         return self.health.severity if self.finding is None else self.finding.severity
 
 
-def life_of_run(run: RunSnapshot, findings: Iterable[Finding]) -> tuple[Stretch, ...]:
+def life_of_run(run: RunSnapshot, findings: Iterable[Finding]) -> tuple[VerdictPeriod, ...]:
     """The verdicts on *run* over time, from the *findings* of its whole record.
 
     They follow one another without a gap, from the launch to the newest moment; () for a run that is
@@ -67,7 +67,7 @@ def life_of_run(run: RunSnapshot, findings: Iterable[Finding]) -> tuple[Stretch,
             for change_wall in (finding.came, finding.gone or end_wall):
                 within_wall = min(max(change_wall, start_wall), end_wall)
                 changes.setdefault(within_wall, []).append(finding)
-    stretches: list[Stretch] = []
+    periods: list[VerdictPeriod] = []
     standing: list[Finding] = []
     for since_wall, until_wall in pairwise(sorted(changes)):
         # A finding changes at its begin and at its end
@@ -77,11 +77,11 @@ def life_of_run(run: RunSnapshot, findings: Iterable[Finding]) -> tuple[Stretch,
         health = Health.HEALTHY if cause is None else _health_while(cause) or Health.HEALTHY
         if cause is None and (first_step is None or until_wall <= first_step):
             health = Health.STARTING
-        if stretches and stretches[-1].health is health:
-            stretches[-1] = replace(stretches[-1], end_wall=until_wall)
+        if periods and periods[-1].health is health:
+            periods[-1] = replace(periods[-1], end_wall=until_wall)
         else:
-            stretches.append(Stretch(health, since_wall, until_wall, cause))
-    return tuple(stretches)
+            periods.append(VerdictPeriod(health, since_wall, until_wall, cause))
+    return tuple(periods)
 
 
 _ORDER = [None, Health.SLOW, Health.AT_RISK, Health.STALLED, Health.DYING]
@@ -106,7 +106,7 @@ def _first_step_wall(run: RunSnapshot) -> float | None:
     return run.started_wall + max(startups) if startups else None
 
 
-def life_text(life: Sequence[Stretch]) -> str:
+def life_text(life: Sequence[VerdictPeriod]) -> str:
     """``starting from 13:17:10, healthy from 13:17:19, slow from 13:17:31``."""
     return ", ".join(f"{s.health} from {clock(s.start_wall).partition(' ')[2]}" for s in life)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from zeromon.readout.answers import Stretch
+from zeromon.readout.answers import VerdictPeriod
 from zeromon.readout.text import capture_text, pause_seconds, pause_text
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.levels import STALE_SECONDS
@@ -26,7 +26,7 @@ class ViewModel:
     marks: tuple[Mark, ...] = ()
     log: tuple[LogEntry, ...] = ()
     """The events in the run so far."""
-    life: tuple[Stretch, ...] = ()
+    life: tuple[VerdictPeriod, ...] = ()
     """The verdicts on the run over time; () until the record is read."""
     rank_filter: str = ""
     """The filter of ranks, as the user typed it."""
@@ -93,14 +93,14 @@ def draw_life(model: ViewModel, width: int) -> Line:
     if not model.life or width < 40:
         return []
     start_wall, end_wall = model.life[0].start_wall, model.life[-1].end_wall
-    verdict_names = ", ".join(dict.fromkeys(str(stretch.health) for stretch in model.life))
+    verdict_names = ", ".join(dict.fromkeys(str(period.health) for period in model.life))
     track = width - len(verdict_names) - 3
     spans: Line = [(" ", "")]
     drawn_cells = 0
-    for stretch in model.life:
-        upto = round(track * (stretch.end_wall - start_wall) / ((end_wall - start_wall) or 1))
-        sign = _LIFE_SIGNS[stretch.severity] if model.look.letters else "▬"
-        spans.append((sign * (upto - drawn_cells), _LIFE_TONES[stretch.severity]))
+    for period in model.life:
+        upto = round(track * (period.end_wall - start_wall) / ((end_wall - start_wall) or 1))
+        sign = _LIFE_SIGNS[period.severity] if model.look.letters else "▬"
+        spans.append((sign * (upto - drawn_cells), _LIFE_TONES[period.severity]))
         drawn_cells = upto
     return [*spans, (f" {verdict_names}", "dim")]
 
