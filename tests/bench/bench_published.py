@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -124,11 +125,12 @@ def predicted(row: Published, folder: Path, share: float | None = None) -> tuple
     path = folder / "config.json"
     path.write_text(json.dumps(config_of(row)))
     plan_setup.read_model.cache_clear()
-    plan_setup.describe_entry = lambda *_: described(config_of(row))  # of plain layers, in no time
     words = ["plan", str(path), *row.options.split(), "--length", str(row.length)]
     words += ["--efficiency", str(share)] if share else []
     options = build_parser("plan").parse_args(words)
-    setup = setup_from_model(options)
+    # Of plain layers, in no time; the tests of other files must not see it
+    with patch.object(plan_setup, "describe_entry", lambda *_: described(config_of(row))):
+        setup = setup_from_model(options)
     return point_of({}, setup, replace(work_of(setup), micro_batch=options.micro_batch)), options
 
 
