@@ -181,7 +181,7 @@ def _event_line(step: int) -> dict[str, Any]:
 
 def _event_label(step: int, label: str) -> dict[str, Any]:
     return {
-        "text": label, "yref": "paper", "x": step, "xanchor": "left", "y": 1, "yanchor": "top",
+        "text": label, "yref": "paper", "x": step, "xanchor": "left", "y": 0, "yanchor": "bottom",
         "showarrow": False, "font": {"color": "#D55E00", "size": 11},
     }  # fmt: skip
 
