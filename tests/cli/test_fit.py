@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import rank, run
 
 from zeromon.base.errors import LaunchError
 from zeromon.cli import main
 from zeromon.cli.fit import Request, make_template
+from zeromon.cli.measured_launch import lasting_hang
 from zeromon.memory.fit import HOST, Trial
+from zeromon.snapshot import Hang
+from zeromon.snapshot.communication import HangKind
 
 COMMAND = ("torchrun", "train.py", "--batch", "{micro_batch}")
 
@@ -270,3 +274,18 @@ def test_a_launch_is_followed_when_another_collector_takes_over(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     (launch,) = json.loads(done.stdout)["launches"]
     assert launch["outcome"] == "" and 20 <= launch["steps"] < 3000
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_over"),
+    [(HangKind.MISSING_MEMBER, True), (HangKind.MISMATCHED_OPERATIONS, True), (HangKind.DEADLOCK, True),
+     (HangKind.ALL_INSIDE, False), (HangKind.UNSEEN_MEMBERS, False)],
+)  # fmt: skip
+def test_a_launch_ends_at_a_hang_but_not_at_a_slow_collective(kind: HangKind, is_over: bool) -> None:
+    """All that report wait in it: a step of 70 B parameters takes longer than any patience."""
+    hang = Hang(
+        kind=kind, op="all_gather", group="dp", group_id="0", sequence=63, nbytes=4, seconds=16.0,
+        waiting=(0, 8), elsewhere=(1, 2), calls=(), missing=(), dead=(),
+    )  # fmt: skip
+    assert bool(lasting_hang(replace(run(rank(0)), hangs=(hang,)))) is is_over
+    assert not lasting_hang(replace(run(rank(0)), hangs=(replace(hang, seconds=14.0),)))

@@ -21,6 +21,7 @@ from zeromon.readout.verdict import hang_text
 from zeromon.ring import paths
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon.snapshot import RankSnapshot, RiskCause, RunSnapshot
+from zeromon.snapshot.communication import HangKind
 from zeromon.snapshot.focus import DEVICE_OOM, death_cause
 from zeromon.snapshot.levels import OOM
 from zeromon.snapshot.noise import Estimate, median_of
@@ -67,10 +68,12 @@ class Request:
 def lasting_hang(run: RunSnapshot) -> str:
     """The first hang that lasts, in words; by then the ranks have sent the lines where they stand."""
     lasting = (hang for hang in run.hangs if hang.seconds > _HANG_SECONDS and not hang.pause)
-    return next((hang_text(run, hang) for hang in lasting), "")
+    return next((hang_text(run, hang) for hang in lasting if hang.kind not in _SLOW), "")
 
 
 _HANG_SECONDS = 15.0
+_SLOW = (HangKind.ALL_INSIDE, HangKind.UNSEEN_MEMBERS)
+"""All ranks that report wait in one collective: its device or link is slow, or modelled as such."""
 
 
 def run_launch(request: Request, tell: Callable[[str], None]) -> Trial:
