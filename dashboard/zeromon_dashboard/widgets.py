@@ -86,7 +86,7 @@ def graph(name: str, props: Parts) -> Any:
     """A figure."""
     # Else a page jumps when its charts are drawn
     height = props[name]["figure"]["layout"].get("height", 0)
-    return dcc.Graph(id=name, config=CONFIG, style={"minHeight": height}, **props[name])
+    return html.Div(dcc.Graph(id=name, config=CONFIG, **props[name]), style={"minHeight": height})
 
 
 def folded(summary: Sequence[Any], *children: Any) -> Any:
