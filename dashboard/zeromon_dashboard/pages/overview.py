@@ -104,7 +104,7 @@ def skeleton(props: Parts, _: Route) -> list[Any]:
 
 def _main_chart(run: RunSnapshot, name: str, chart: Chart) -> Chart:
     """The chart without its title, which stands above it."""
-    return replace(chart, titled=False, events=events_of(run, name), height=200)
+    return replace(chart, titled=False, events=events_of(run, name), height=185)
 
 
 def _panel(title: list[Any], *children: Any) -> Any:
