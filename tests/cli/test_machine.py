@@ -16,6 +16,7 @@ from command_line import zeromon_here
 from zeromon.attach.inject.refusal import right_to_trace
 from zeromon.cli import doctor, main
 from zeromon.cli.doctor import Fact, ask_torch, facts_as_text, survey_machine, torch_facts
+from zeromon.probes.network import has_infiniband
 from zeromon.snapshot.run import RankProcess
 from zeromon.storage.run_store import Store
 
@@ -99,7 +100,29 @@ def test_one_look_that_fails_takes_none_of_the_others(monkeypatch: pytest.Monkey
 
     looks = (broken, doctor.limit_facts)
     monkeypatch.setattr(doctor, "LOOKS", looks)
-    assert {fact.name for fact in survey_machine()} == {"open files", "locked memory"}
+    assert [fact.name for fact in survey_machine()] == ["open files"]
+
+
+def test_the_cpus_are_stated_with_their_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load above the usable CPUs is a note: ranks would wait for them."""
+    usable = len(os.sched_getaffinity(0))
+    for load, severity in ((usable - 0.5, "fine"), (usable + 1.0, "note")):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        (fact,) = doctor.cpu_facts()
+        assert fact.severity == severity and f"load {load:.1f}" in fact.value
+        assert f" of {os.cpu_count()} usable" in fact.value
+
+
+def test_locked_memory_is_advice_beside_an_infiniband_adapter_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (8 << 20, 8 << 20))
+    assert not has_infiniband(tmp_path)
+    (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
+    for is_there in (has_infiniband(tmp_path), False):
+        monkeypatch.setattr(doctor, "has_infiniband", lambda answer=is_there: answer)
+        named = [fact for fact in doctor.device_facts() if fact.name == "locked memory"]
+        assert [fact.value for fact in named] == ["8.0 MiB"] * is_there
 
 
 def test_doctor_without_a_run_shows_the_machine(
