@@ -1,7 +1,7 @@
 """The report of a run: a text that fits a terminal. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from zeromon.base.units import (
     human_bytes,
@@ -27,7 +27,6 @@ from zeromon.readout.breakdown import (
 )
 from zeromon.readout.communication_report import (
     by_operation,
-    by_size,
     by_unit,
     check_text,
     dim_block,
@@ -195,12 +194,16 @@ def render_run(
     *ranges*: the parts of a long run. *annotation*: what its user wrote about it. *past*: all findings
     of its record, of which those are shown that were over before its end.
     """
-    blocks = [head_block(run, annotation or About()), attempt_block(run), ledger_block([run])]
+    blocks = [
+        head_block(run, annotation or About()),
+        attempt_block(run),
+        ledger_block([run], is_short=True),
+    ]
     if run.ranks:
         blocks += [
-            spread_block(run), _rank_block(run), _over_time(ranges), phase_block(run), activities(run),
-            stage_block(run), by_operation(run), dim_block(run), by_unit(run, 8), by_size(run),
-            nccl_block(run), memory_block(_shown_ranks(run)), by_role(run), offload_block(run),
+            spread_block(run), _rank_block(run), _over_time(ranges), phase_block(run),
+            stage_block(run), by_operation(run), dim_block(run), by_unit(run, 8), nccl_block(run),
+            memory_block(_shown_ranks(run)), by_role(run), offload_block(run),
             engine_block(run), deaths(run), settings_block(run, written_only=True),
         ]  # fmt: skip
     blocks.append(_findings_of([f for f in run.findings if f.rule != "rank_died"]))  # see deaths()
@@ -362,31 +365,38 @@ def finding_lines(finding: Finding) -> list[str]:
 _BAR = 30
 
 
-def ledger_block(runs: Sequence[RunSnapshot], per: Sequence[tuple[str, float]] = ()) -> str:
+def ledger_block(
+    runs: Sequence[RunSnapshot], per: Sequence[tuple[str, float]] = (), *, is_short: bool = False
+) -> str:
     """Every second of the ranks of *runs*, which are one job; "" where nothing is known.
 
-    *per*: further columns, with what a second is worth in each (kWh, money).
+    *per*: further columns, with what a second is worth in each (kWh, money). *is_short*: see
+    :func:`ledger.cause_seconds`.
     """
     job = ledger.job_ledger(runs)
     if not job.rows:
         return ""
-    work = [(job.unit, job.per_second)] if job.unit else []
-    blocks = [f"Ledger: {ledger.goodput_headline(job)}", _ledger_table(job, [*work, *per])]
-    blocks += [f"  {note}" for note in (job.unit_note, *job.notes)]
+    blocks = [
+        f"Ledger: {ledger.goodput_headline(job)}",
+        _ledger_table(job, per, ledger.cause_seconds(job, is_short=is_short)),
+    ]
+    blocks += [f"  {note}" for note in job.notes]
     saves = ledger.checkpoint_text(runs[-1])
     return "\n".join([*blocks, f"  {saves}"] if saves else blocks)
 
 
-def _ledger_table(job: ledger.JobLedger, per: Sequence[tuple[str, float]]) -> str:
+def _ledger_table(
+    job: ledger.JobLedger, per: Sequence[tuple[str, float]], causes: Mapping[str, float]
+) -> str:
     def cells_of_row(name: str, seconds: float) -> tuple[str, ...]:
         amounts = (seconds * factor for _, factor in per)
         worth = (human_count(a) if a >= 1000 else f"{a:.4g}" for a in amounts)
         return name, human_seconds(seconds), human_ratio(seconds / job.rank_seconds), *worth
 
-    rows = [cells_of_row(ledger.cause_text(row), row.seconds) for row in job.rows]
+    rows = list(map(cells_of_row, causes, causes.values()))
     header = ("cause", "of all ranks", "share", *(name for name, _ in per))
     body = aligned_table(header, [*rows, cells_of_row("sum", job.rank_seconds)]).splitlines()
-    bars = ["", *("#" * round(_BAR * job.share(row)) for row in job.rows), ""]
+    bars = ["", *("#" * round(_BAR * seconds / job.rank_seconds) for seconds in causes.values()), ""]
     return "\n".join(f"{row}  {bar}".rstrip() for row, bar in zip(body, bars, strict=True))
 
 

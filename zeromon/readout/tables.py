@@ -7,6 +7,7 @@ people, and what a terminal needs to place it.
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Generic, TypeVar
 
 from zeromon.base.units import human_seconds, printable
@@ -388,9 +389,14 @@ def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def text_table(rows: Iterable[Row], *columns: Column[Row], cuts: Sequence[int] = ()) -> str:
-    """A table of *rows* with *columns*; with *cuts*, it is a :func:`fitted_table`."""
+    """A table of *rows* with *columns*, without those that have ``-`` in each row.
+
+    With *cuts*, it is a :func:`fitted_table`.
+    """
     cells = [[column.text(row) for column in columns] for row in rows]
-    return fitted_table([column.name for column in columns], cells, *cuts)
+    filled = [not cells or any(row[at] != "-" for row in cells) for at in range(len(columns))]
+    header = compress((column.name for column in columns), filled)
+    return fitted_table([*header], [[*compress(row, filled)] for row in cells], *cuts)
 
 
 def fitted_table(header: Sequence[str], rows: Sequence[Sequence[str]], *cuts: int) -> str:

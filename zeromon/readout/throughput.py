@@ -24,7 +24,7 @@ from zeromon.snapshot.step import settled_steps
 
 _UNTOLD = "no batch size seen from a wrapped model or DataLoader"
 _DIVIDED = "no wrapper and no device mesh says how the ranks divide a batch"
-_NO_TOKENS = "batches hold no tokens: the model got no input_ids and no matrix of integers"
+_NO_TOKENS = "batches hold no tokens"
 _STANDS = "no step ends"
 
 

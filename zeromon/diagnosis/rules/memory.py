@@ -347,7 +347,7 @@ def _loaded_by_all(run: RunSnapshot) -> Iterable[Match]:
         return
     rank, nbytes = shards[0], first_load.file_bytes
     yield Match(
-        f"each of {len(loads)} ranks loaded a whole checkpoint of {human_bytes(nbytes)}; "
+        f"each of {len(loads)} ranks loaded the same checkpoint of {human_bytes(nbytes)} whole; "
         f"{human_bytes(nbytes * len(loads))} of this node's memory, where all load at once",
         rank.rank,
         Remedy(

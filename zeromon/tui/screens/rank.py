@@ -10,7 +10,7 @@ from textual.containers import Horizontal, Vertical
 from zeromon.base.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 from zeromon.readout import charts
 from zeromon.readout.breakdown import loading_text
-from zeromon.readout.communication_report import by_size, by_unit, nccl_block, stage_block
+from zeromon.readout.communication_report import by_unit, nccl_block, stage_block
 from zeromon.readout.figures import STEP, training_text
 from zeromon.readout.ledger import checkpoint_text, startup_parts_text
 from zeromon.readout.report import by_role, engine_block, offload_block, settings_block
@@ -159,7 +159,7 @@ def _waiting_rank_lines(run: RunSnapshot, rank: RankSnapshot, width: int) -> lis
 
 def _report_sections(run: RunSnapshot, width: int) -> list[Line]:
     blocks = (
-        stage_block(run), by_unit(run, 20), by_size(run), nccl_block(run),
+        stage_block(run), by_unit(run, 20), nccl_block(run),
         by_role(run), offload_block(run), engine_block(run),
         settings_block(run, written_only=True),
     )  # fmt: skip
