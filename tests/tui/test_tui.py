@@ -42,6 +42,7 @@ from zeromon.traces.analysis import RESULT_FILE, RankTrace, encode_analysis_resu
 from zeromon.tui.app import ZeromonApp
 from zeromon.tui.columns import WHOLE_RUN, DisplayOptions, fit_columns
 from zeromon.tui.event_log import Mark, Marks
+from zeromon.tui.line import plain_text
 from zeromon.tui.screens.collectives import Collectives, SpanLanes
 from zeromon.tui.screens.ranks import HeatMap, Ranks
 from zeromon.tui.screens.timeline import Lanes, Timeline
@@ -225,7 +226,7 @@ async def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch, make: Make)
 async def test_number_keys_and_clicks_open_screens(make: Make) -> None:
     expected = {
         "memory": "by role", "communication": "in flight", "timeline": "True times of steps",
-        "ranks": MAPPED[0].label, "findings": "losses.append", "logs": "follows ranks",
+        "ranks": "micro-steps", "findings": "losses.append", "logs": "watching ranks",
         "overview": "step time",
     }  # fmt: skip
     app = make(snapshot(2))
@@ -316,7 +317,8 @@ async def test_the_palette_knows_the_keys(make: Make) -> None:
     app = make(snapshot(2))
     async with running(app) as pilot:
         commands = list(app.get_system_commands(app.screen))
-        names = {command.title for command in commands}
+        assert all(not command.help for command in commands if "(" in command.title)  # one line each
+        names = {command.title.partition("  (")[0] for command in commands}
         assert {
             "Pause",
             "Trace",
@@ -327,7 +329,7 @@ async def test_the_palette_knows_the_keys(make: Make) -> None:
             "Theme",
             "Rank 1",
         } <= names
-        next(c for c in commands if c.title == "Timeline").callback()
+        next(c for c in commands if c.title == "Timeline  (4)").callback()
         await until(pilot, lambda: app.current_mode == "timeline")
         await pilot.press("ctrl+p")
         await pilot.pause()
@@ -521,7 +523,7 @@ async def test_a_slow_source_does_not_hold_up_the_keys(make: Make) -> None:
         source.slow = True
         await pilot.pause(0.1)
         await pilot.press("5")
-        await until(pilot, lambda: MAPPED[0].label in screen_text(app), 15)
+        await until(pilot, lambda: "micro-steps" in screen_text(app), 15)
         app.now = lambda: 1100.0
         app._show_snapshot_age()
         await pilot.pause()
@@ -1246,12 +1248,31 @@ async def test_without_an_output_the_logs_say_why(make: Make) -> None:
         await until(pilot, lambda: "which keeps nothing. Use a file." in screen_text(app))
 
 
+async def test_few_ranks_have_the_facts_of_one_below_their_table_and_no_heat_map(make: Make) -> None:
+    """At 80x24 no line of them is cut; the cursor chooses the rank."""
+    app = make(snapshot(2))
+    async with running(app, 80, 24) as pilot:
+        await pilot.press("5")
+        await until(pilot, lambda: "micro-steps" in screen_text(app))
+        assert not app.screen.query_one(HeatMap).display
+        page = app.screen.query_one(Page)
+        assert page.border_title == "rank 0"
+        rows = [plain_text(row).rstrip() for row in page.text]
+        end = rows.index("")  # the bars of the step follow
+        assert all(len(row) <= page.scrollable_content_region.width for row in rows[:end]), rows[:end]
+        await pilot.press("j")
+        await until(pilot, lambda: page.border_title == "rank 1")
+        await pilot.press("h")
+        await until(pilot, lambda: "the heat map is for 5 ranks" in screen_text(app))
+
+
 async def test_steps_that_take_as_long_have_the_same_shade(
     monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
     """546.2 and 546.1 ms are no dark and no bright cell: the scale of every figure begins at 0."""
     monkeypatch.setenv("NO_COLOR", "1")
-    ranks = [rank(n, mean_seconds=seconds) for n, seconds in enumerate((0.5462, 0.5461, 0.1))]
+    seconds = (0.5462, 0.5461, 0.1, 0.1, 0.1)
+    ranks = [rank(n, mean_seconds=mean) for n, mean in enumerate(seconds)]
     async with running(make(run(*ranks))) as pilot:
         await pilot.press("5", "h")
         await pilot.pause()

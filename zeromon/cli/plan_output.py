@@ -13,7 +13,6 @@ from zeromon.memory.plan import (
     Point,
     fewest_fitting_devices,
     memory_time_front,
-    state_copies,
     step_difference,
     unique_state_bytes,
 )
@@ -112,16 +111,22 @@ def _plan_table(
     return text_table(
         rows,
         Column("strategy", lambda r: f"{_row_mark(r, choice)} {r.plan.label}"),
-        Column("plain ZeRO", lambda row: f"{row.memory.model_states / 1e9:.4g} GB"),
+        Column("plain ZeRO", lambda row: row.memory.model_states, BYTES),
         Column("device", lambda row: row.device_bytes or None, BYTES),
         Column("host/rank", lambda row: human_bytes(n) if (n := row.memory.total("host")) else "-"),
         Column("nvme/rank", lambda row: human_bytes(n) if (n := row.memory.total("nvme")) else "-"),
         Column("fits", lambda row: _fit_text(row, setup.usable_bytes)),
         Column("sent/step", lambda row: row.communication_bytes, BYTES),
-        Column("step", lambda r: None if isinstance(r.time, str) else r.time.seconds, SECONDS),
-        Column("(min to max)", lambda row: "" if isinstance(row.time, str) else interval_text(row.time)),
-        Column("max sequences", lambda r: str(n) if (n := r.largest_micro_batch) is not None else "-"),
-        Column("state copies", lambda r: f"{state_copies(plan.sizes_under_plan(setup, r.plan), r):.1f}"),
+        Column(
+            "step",
+            lambda row: None if isinstance(row.time, str) else row.time.seconds,
+            SECONDS,
+            unknown="-",
+        ),
+        Column(
+            "(min to max)", lambda row: "-" if isinstance(row.time, str) else interval_text(row.time)
+        ),
+        Column("max micro-batch", lambda row: row.largest_micro_batch, COUNT, unknown="-"),
         *([devices] if fewest else []),
     )
 

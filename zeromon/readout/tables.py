@@ -365,7 +365,7 @@ FINDING_COLUMNS: Columns[Finding] = (
     Column("expected", lambda f: f.remedy and f.remedy.gain_low_seconds, SECONDS, 18, 1,
            lambda f: "-" if f.remedy is None else effect_text(f.remedy) or "see below",
            tone=lambda _, f: "dim" if not f.remedy else "good" if effect_text(f.remedy) else ""),
-    Column("what", lambda f: f.text, TEXT, 20, tone=lambda _, f: MARKS[f.severity][1], grows=True),
+    Column("what", lambda f: f.text, TEXT, 44, tone=lambda _, f: MARKS[f.severity][1], grows=True),
 )  # fmt: skip
 
 

@@ -8,20 +8,20 @@ from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.readout import throughput
 from zeromon.readout.figures import run_step_seconds
 from zeromon.readout.tables import TONES, tone_of
-from zeromon.readout.text import overhead_text, pause_seconds
+from zeromon.readout.text import leading_clauses, pause_seconds
 from zeromon.readout.verdict import exposed_severity, judge_run, risk_level, state_beside
 from zeromon.snapshot import RiskCause, RunSnapshot, Severity
 from zeromon.snapshot.focus import highest_exposed_ratio, nearest_oom
 from zeromon.snapshot.levels import OOM
 from zeromon.snapshot.memory import Risk
 from zeromon.tui.columns import DisplayOptions
-from zeromon.tui.line import Line, clean
+from zeromon.tui.line import Line, clean, line_width
 
 _TONES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.INFO: "dim", None: "good"}
 
 
-def head_line(run: RunSnapshot) -> Line:
-    """The first line: run, its health in a word, state, strategy, ranks, node and device."""
+def head_line(run: RunSnapshot, width: int = 200) -> Line:
+    """The first line: run, its health in a word, state; then strategy, ranks, node, device that fit."""
     judged = judge_run(run)
     tone = _TONES[judged.severity]
     spans: Line = [(" zeromon ", "badge"), (f" {clean(run.run)} ", "bold")]
@@ -37,7 +37,12 @@ def head_line(run: RunSnapshot) -> Line:
         if present == first_rank.world_size:
             count = f"{human_count(first_rank.world_size)} rank{'s' * (first_rank.world_size != 1)}"
         facts = [first_rank.strategy, count, f"on {run.node}", re.sub(r":\d+", "", first_rank.device)]
-        spans.append(("  " + " · ".join(clean(fact) for fact in facts if fact), "dim"))
+        chosen: list[str] = []
+        for fact in filter(None, map(clean, facts)):
+            if line_width(spans) + len(" · ".join((*chosen, fact))) + 2 > width:
+                break
+            chosen.append(fact)
+        spans += [(f"  {' · '.join(chosen)}", "dim")] if chosen else []
     return spans
 
 
@@ -52,7 +57,7 @@ def verdict_line(run: RunSnapshot, width: int = 200) -> Line:
     if len(sentence) + 3 > width and judged.short:
         sentence = clean(judged.short)
     sign = "·" if tone in ("good", "dim") else _SIGNS[judged.severity]
-    return [(f" {sign} ", tone), (sentence, "" if tone == "good" else tone)]
+    return [(f" {sign} ", tone), (leading_clauses(sentence, width - 3), "" if tone == "good" else tone)]
 
 
 def level_and_cause(risk: Risk) -> str:
@@ -109,9 +114,7 @@ def run_figures(run: RunSnapshot, options: DisplayOptions) -> list[tuple[str, st
         ("MFU", *_figure_or_unknown(used, human_ratio)),
     ]  # fmt: skip
     if throughput.how_far(run) is not None:
-        rows.append(("progress", throughput.progress_text(run), ""))
-    if (cost := overhead_text(ranks)) != "n/a":
-        rows.append(("agent's cost", cost, "dim"))
+        rows.insert(2, ("progress", throughput.progress_text(run), ""))
     return rows
 
 
