@@ -808,7 +808,7 @@ async def test_logs_tell_what_happened(make: Make) -> None:
         await until(pilot, lambda: "rank 1 ended: SIGKILL" in screen_text(app))
         text = screen_text(app)
         for part in ("3 errors in hooks", "7 records were overwritten", "torch.x", "disk full",
-                     "ZM601 rank 1: no longer: data wait"):  # fmt: skip
+                     "ZM601 no longer: data wait"):  # fmt: skip
             assert part in text, (part, text)
         await pilot.press("slash", *"sigkill", "enter")
         await pilot.pause()
@@ -1263,7 +1263,7 @@ async def test_few_ranks_have_the_facts_of_one_below_their_table_and_no_heat_map
         await pilot.press("j")
         await until(pilot, lambda: page.border_title == "rank 1")
         await pilot.press("h")
-        await until(pilot, lambda: "the heat map is for 5 ranks" in screen_text(app))
+        await says(pilot, "the heat map is for 5 ranks")
 
 
 async def test_steps_that_take_as_long_have_the_same_shade(

@@ -105,8 +105,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, wid
     rows: list[Line] = [
         *_pairs(width, ("pid", str(rank.pid)), ("node", rank.node), ("device", rank.device),
                 ("local rank", str(rank.local_rank)), ("strategy", rank.strategy)),
-        [("now        ", "dim"),
-         (clean(status.ended or doing(rank)), "bad" if status.failed else "bold")],
+        *_paragraph(width, "now", status.ended or doing(rank), "bad" if status.failed else "bold"),
     ]  # fmt: skip
     if status.exception:
         rows += wrap_text(status.exception, width, "bad")
@@ -117,7 +116,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, wid
                 ("exposed", f"{human_seconds(comm.exposed_seconds)} "
                             f"({human_ratio(comm.exposed_ratio)})"),
                 ("overlap", human_ratio(comm.overlap_ratio))),
-        *(row for note in notes for row in _pairs(width, note)),
+        *(row for note in notes for row in _paragraph(width, *note)),
         *_pairs(width, ("late", human_seconds(comm.late_seconds)),
                 ("waits", human_seconds(comm.wait_seconds)),
                 ("RSS", human_bytes(rank.memory.rss_bytes)), *_memory_pairs(rank)),
@@ -171,18 +170,21 @@ _MARGIN = 11
 
 
 def _pairs(width: int, *pairs: tuple[str, str]) -> list[Line]:
-    """Names and values from left to right, on as many lines as *width* needs."""
-    margin, rows = " " * _MARGIN, [[]]  # type: tuple[str, list[Line]]
+    """Names and short values from left to right, on as many lines as *width* needs."""
+    rows: list[Line] = [[]]
     for name, value in pairs:
-        label = f"{name} " if rows != [[]] else f"{name:<{_MARGIN - 1}} "
-        if line_width(rows[-1]) + cells(f"   {label}{value}") <= width:
-            rows[-1] += [("   ", "")] if rows[-1] else []
-        elif rows[-1]:
-            rows.append([(margin, "")])
-        first, *below = wrap_text(value, max(1, width - line_width(rows[-1]) - cells(label)))
-        rows[-1] += [(label, "dim"), *first]
-        rows += [[(margin, ""), *row] for row in below]
+        label = f"   {name} " if rows[-1] else f"{name:<{_MARGIN - 1}} "
+        if rows[-1] and line_width(rows[-1]) + cells(label + value) > width:
+            label = f"{name} "
+            rows.append([(" " * _MARGIN, "")])
+        rows[-1] += [(label, "dim"), (clean(value), "")]
     return rows
+
+
+def _paragraph(width: int, name: str, value: str, tone: str = "") -> list[Line]:
+    """A name and a long value, whose lines begin below one another."""
+    first, *below = wrap_text(value, max(1, width - _MARGIN), tone)
+    return [[(f"{name:<{_MARGIN}}", "dim"), *first], *([(" " * _MARGIN, ""), *row] for row in below)]
 
 
 def _memory_pairs(rank: RankSnapshot) -> Sequence[tuple[str, str]]:
