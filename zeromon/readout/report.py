@@ -108,16 +108,7 @@ def by_role(run: RunSnapshot) -> str:
         Column("unexplained", lambda role: "-" if role.plain is None else _unexplained_text(role)),
     )
     sampled = "at the optimizer step; gathered parameters at their peak"
-    blocks = [f"Memory of rank {rank.rank} by role ({sampled})\n{rows}"]
-    if causes := causes_beyond_formula(rank):
-        cause_lines = [
-            f"  +{human_bytes(nbytes):>9}  {subject}" for nbytes, subject in causes[:_MAX_CAUSES]
-        ]
-        blocks.append("Memory beyond the ZeRO formula\n" + "\n".join(cause_lines))
-    return "\n\n".join(blocks)
-
-
-_MAX_CAUSES = 8
+    return f"Memory of rank {rank.rank} by role ({sampled})\n{rows}"
 
 
 def causes_beyond_formula(rank: RankSnapshot) -> list[tuple[int, str]]:

@@ -123,22 +123,7 @@ def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
         evidence += f"; {hidden} communication overlaps with compute"
     if dimensions := exposed_by_dimension(rank):
         evidence += f"; by dimension: {dimensions}"
-    yield Match(evidence, rank.rank, waits=Waits(share, EXPOSED))
-
-
-@rule("ZM314", once=True)
-def poor_overlap(run: RunSnapshot) -> Iterable[Match]:
-    """A backend of DDP lets no communication overlap, and another one would. Reported once.
-
-    Without such a remedy ZM301 says how little overlaps.
-    """
-    for rank in run.ranks:
-        overlap, share = rank.communication.overlap_ratio, rank.communication.exposed_ratio or 0.0
-        if overlap is None or rank.steps.watched_steps < SETTLED_STEPS:
-            continue
-        remedy = _other_backend(rank)
-        if overlap < POOR_OVERLAP and share >= AVOIDABLE.critical and remedy is not None:
-            yield Match("the compute stream waits in each of DDP's all-reduces", rank.rank, remedy)
+    yield Match(evidence, rank.rank, _other_backend(rank), waits=Waits(share, EXPOSED))
 
 
 _AT_MOST = Gain(0.0, 1.0)

@@ -84,7 +84,7 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
     """Gradients go in so few buckets that hardly any of them is sent during backward."""
     rank = worst_rank(run)
     if rank is None or not rank.sharding_strategy.is_ddp or rank.waits_in_each_bucket:
-        return  # smaller buckets would be waited for as well (ZM314)
+        return  # smaller buckets would be waited for as well (ZM301)
     buckets = rank.unit_rows("all_reduce", "backward")
     waits, lasts = exposed_seconds(buckets), sum(row.seconds for row in buckets)
     total = sum(row.nbytes / max(row.calls, 1.0) for row in buckets)
