@@ -166,7 +166,7 @@ def whatif(run: str = "", changes: Sequence[str] = ()) -> list[str]:
     """
     of = _read_run(run)
     base, points, _ = plan_verb.predict_run_points(of, changes, _POINTS)
-    return _lines_of(f"run {of.run}", changes_text(base, points, drawn=False))
+    return _lines_of(f"run {of.run}", changes_text(base, points))
 
 
 def trace(run: str = "") -> list[str]:
@@ -187,7 +187,7 @@ def trace(run: str = "") -> list[str]:
 def compare_runs(first: str, second: str) -> list[str]:
     """Two runs side by side: which to take, and which differences are significant (*)."""
     pair = [[compare_verb.snapshot_figures(_read_run(name), is_kept=True)] for name in (first, second)]
-    comparison = compare_verb.as_text(compare(pair), _COLUMNS, drawn=False)
+    comparison = compare_verb.as_text(compare(pair), _COLUMNS)
     *tables, advice = comparison.strip().split("\n\n")
     return _lines_of(advice, *tables)
 
