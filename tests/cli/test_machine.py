@@ -16,7 +16,6 @@ from command_line import zeromon_here
 from zeromon.attach.inject.refusal import right_to_trace
 from zeromon.cli import doctor, main
 from zeromon.cli.doctor import Fact, ask_torch, facts_as_text, survey_machine, torch_facts
-from zeromon.probes.network import has_infiniband
 from zeromon.snapshot.run import RankProcess
 from zeromon.storage.run_store import Store
 
@@ -113,16 +112,17 @@ def test_the_cpus_are_stated_with_their_load(monkeypatch: pytest.MonkeyPatch) ->
         assert f" of {os.cpu_count()} usable" in fact.value
 
 
-def test_locked_memory_is_advice_beside_an_infiniband_adapter_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "limit", "shown"),
+    [("2 InfiniBand ports", 8 << 20, ["8.0 MiB"]), ("InfiniBand", -1, []), ("Ethernet", 8 << 20, [])],
+)
+def test_locked_memory_is_advice_beside_infiniband_alone(
+    monkeypatch: pytest.MonkeyPatch, kind: str, limit: int, shown: list[str]
 ) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (8 << 20, 8 << 20))
-    assert not has_infiniband(tmp_path)
-    (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
-    for is_there in (has_infiniband(tmp_path), False):
-        monkeypatch.setattr(doctor, "has_infiniband", lambda answer=is_there: answer)
-        named = [fact for fact in doctor.device_facts() if fact.name == "locked memory"]
-        assert [fact.value for fact in named] == ["8.0 MiB"] * is_there
+    monkeypatch.setattr("resource.getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(doctor, "network_peak_bandwidth", lambda: (5e10, kind))
+    named = [fact for fact in doctor.device_facts() if fact.name == "locked memory"]
+    assert [fact.value for fact in named] == shown
 
 
 def test_doctor_without_a_run_shows_the_machine(

@@ -47,7 +47,7 @@ from zeromon.collector.notify import deliver_message, parse_target, split_notify
 from zeromon.probes.cpu_pressure import usable_cpu_count
 from zeromon.probes.devices import Devices
 from zeromon.probes.host_memory import HostReader
-from zeromon.probes.network import has_infiniband, network_peak_bandwidth
+from zeromon.probes.network import network_peak_bandwidth
 from zeromon.probes.process import (
     cached_extension_locks,
     extension_cache_folder,
@@ -226,16 +226,12 @@ def device_facts() -> list[Fact]:
         facts.insert(0, Fact("driver", driver))
     rate, kind = network_peak_bandwidth()
     network = f"{human_rate(rate)} ({kind})" if rate else "the kernel does not report its speed"
-    return [*facts, Fact("network", network), *_locked_memory_facts()]
-
-
-def _locked_memory_facts() -> list[Fact]:
-    """The limit of pinned memory, which is advice only where an InfiniBand adapter needs it."""
+    facts.append(Fact("network", network))
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if locked == resource.RLIM_INFINITY or not has_infiniband():
-        return []
-    hint = "Run `ulimit -l unlimited`: InfiniBand pins its buffers."
-    return [Fact("locked memory", human_bytes(locked), "note", hint)]
+    if "InfiniBand" in kind and locked != resource.RLIM_INFINITY:
+        hint = "Run `ulimit -l unlimited`: InfiniBand pins its buffers."
+        facts.append(Fact("locked memory", human_bytes(locked), "note", hint))
+    return facts
 
 
 # ---- limits ------------------------------------------------------------------------------------------

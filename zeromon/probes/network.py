@@ -33,11 +33,6 @@ def network_peak_bandwidth(sysfs: Path = Path("/sys/class")) -> tuple[float | No
     return None, ""
 
 
-def has_infiniband(sysfs: Path = Path("/sys/class")) -> bool:
-    """Returns whether the machine has an InfiniBand or RoCE adapter, with its link up or down."""
-    return any(sysfs.glob("infiniband/*"))
-
-
 def _port_rate(folder: Path) -> float:
     """A port's rate, as in ``400 Gb/sec (4X NDR)``; 0 where the port is down or reports no rate."""
     with suppress(OSError, ValueError, IndexError):
