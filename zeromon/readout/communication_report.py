@@ -80,6 +80,8 @@ def dim_block(run: RunSnapshot) -> str:
 _OF_UNITS = pick_columns(
     TRAFFIC_COLUMNS, "unit", "op", "phase", "calls", "bytes", "time", "waits", "exposed", "busbw", "best"
 )
+_MIN_SHOWN = 0.01
+"""A unit with less of the exposed time is not listed."""
 
 
 def by_unit(run: RunSnapshot, limit: int) -> str:
@@ -87,14 +89,16 @@ def by_unit(run: RunSnapshot, limit: int) -> str:
     rank = most_exposed(run.ranks)
     if rank is None or not rank.communication.traffic:
         return ""
+    traffic = rank.communication.traffic
+    total = sum(row.exposed_seconds for row in traffic)
+    shown = [row for row in traffic[:limit] if row.exposed_seconds >= _MIN_SHOWN * total]
     blocks = [
         f"Waits of rank {rank.rank} per step (mean of the last ten steps)",
-        text_table(rank.communication.traffic[:limit], *_OF_UNITS),
+        text_table(shown, *_OF_UNITS),
     ]
-    hidden = rank.communication.traffic[limit:]
-    if hidden:
-        exposed = sum(row.exposed_seconds for row in hidden)
-        blocks.append(f"  ... and {len(hidden)} more, {human_seconds(exposed)} exposed")
+    if hidden := len(traffic) - len(shown):
+        exposed = total - sum(row.exposed_seconds for row in shown)
+        blocks.append(f"  ... and {hidden} more, {human_seconds(exposed)} exposed")
     if rank.communication.wait_seconds is not None:
         waits = human_seconds(rank.communication.wait_seconds)
         blocks.append(f"  total wait for late ranks: {waits} per step; rows may overlap")
