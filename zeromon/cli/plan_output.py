@@ -116,18 +116,16 @@ def _plan_table(
         Column("nvme/rank", lambda row: human_bytes(n) if (n := row.memory.total("nvme")) else "-"),
         Column("fits", lambda row: _fit_text(row, setup.usable_bytes)),
         Column("sent/step", lambda row: row.communication_bytes, BYTES),
-        Column(
-            "step",
-            lambda row: None if isinstance(row.time, str) else row.time.seconds,
-            SECONDS,
-            unknown="-",
-        ),
-        Column(
-            "(min to max)", lambda row: "-" if isinstance(row.time, str) else interval_text(row.time)
-        ),
+        *(_TIME_COLUMNS if any(isinstance(row.time, StepTime) for row in rows) else ()),
         Column("max micro-batch", lambda row: row.largest_micro_batch, COUNT, unknown="-"),
         *([devices] if fewest else []),
     )
+
+
+_TIME_COLUMNS: tuple[Column[plan.Row], ...] = (
+    Column("step", lambda row: None if isinstance(row.time, str) else row.time.seconds, SECONDS),
+    Column("(min to max)", lambda row: "n/a" if isinstance(row.time, str) else interval_text(row.time)),
+)
 
 
 def _row_mark(row: plan.Row, choice: plan.Row | None) -> str:

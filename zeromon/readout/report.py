@@ -53,7 +53,7 @@ from zeromon.readout.text import (
     resolved_texts,
     run_state,
 )
-from zeromon.readout.throughput import how_far, progress_text, throughput_text
+from zeromon.readout.throughput import progress_text, throughput_text
 from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.focus import first_counted
@@ -65,12 +65,11 @@ from zeromon.snapshot.step import StepRange
 
 def memory_block(ranks: Sequence[RankSnapshot]) -> str:
     """The memory of each rank at its last sample, and its out-of-memory risk."""
-    workers: Column[RankSnapshot] = Column("workers", lambda rank: workers_text(rank.memory.workers))
     rows = text_table(
         ranks,
         Column("rank", lambda rank: str(rank.rank)),
         Column("RSS", lambda rank: rank.memory.rss_bytes, figures.BYTES),
-        *([workers] if any(rank.memory.workers for rank in ranks) else []),
+        Column("workers", lambda rank: workers_text(rank.memory.workers)),
         _allocator_column("allocated"),
         _allocator_column("reserved"),
         Column("peak", _allocated_peak_text),
@@ -262,8 +261,8 @@ def _rank_block(run: RunSnapshot) -> str:
     if paces:
         _, slowest = max(paces, key=lambda pair: pair[0])
         tail += "\n" + _wrap_text(f"rank {slowest.rank} is {pace_text(slowest)}")
-    if how_far(run) is not None:
-        tail += "\n" + _wrap_text(progress_text(run))
+    if progress := progress_text(run):
+        tail += "\n" + _wrap_text(progress)
     if (teller := figures.best_informed(run)) is not None:
         tail += "\n" + _wrap_text(f"training, by rank {teller.rank}: {figures.training_text(teller)}")
     return f"Steps (mean of the last {WINDOW} timed steps, excluding the first step)\n{rows}{tail}"

@@ -95,8 +95,7 @@ def run_figures(run: RunSnapshot, options: DisplayOptions) -> list[tuple[str, st
     deviation_text = "" if deviation is None else f" (a trace differs by {deviation * 100:.0f} %)"
     rows = [("step", human_seconds(pace), "bold" if moves else "dim")] if pace else []
     rows += [("steps/s", f"{1 / pace:.3g}", "")] if pace and moves else []
-    if throughput.how_far(run) is not None:
-        rows.append(("progress", throughput.progress_text(run), ""))
+    rows += [("progress", progress, "")] if (progress := throughput.progress_text(run)) else []
     if exposed is not None:
         rows.append(("exposed", human_ratio(exposed) + deviation_text, TONES[exposed_severity(run)]))
     if nearest is not None:
