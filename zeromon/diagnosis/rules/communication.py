@@ -54,10 +54,10 @@ def distant_node(run: RunSnapshot) -> Iterable[Match]:
     if not nearer and len(far_trips) > 1:
         far_trips = {run.nodes[0]: statistics.median(far_trips.values())}
     for node, trip in far_trips.items():
-        contrast = f"to the others {human_seconds(statistics.median(nearer))}; " if nearer else ""
+        contrast = f", to the others {human_seconds(statistics.median(nearer))}" if nearer else ""
         if not nearer or trip >= _FAR_TIMES * statistics.median(nearer):
             yield Match(
-                f"a round trip to node {node.node} takes {human_seconds(trip)}; {contrast}"
+                f"a round trip to node {node.node} takes {human_seconds(trip)}{contrast}; "
                 f"{human_ratio(share)} of a step waits for communication",
                 node.first_rank,
             )
