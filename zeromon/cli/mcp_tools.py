@@ -187,7 +187,7 @@ def trace(run: str = "") -> list[str]:
 def compare_runs(first: str, second: str) -> list[str]:
     """Two runs side by side: which to take, and which differences are significant (*)."""
     pair = [[compare_verb.snapshot_figures(_read_run(name), is_kept=True)] for name in (first, second)]
-    comparison = compare_verb.as_text(compare(pair), _COLUMNS)
+    comparison = compare_verb.as_text(compare(pair), _COLUMNS, drawn=False)
     *tables, advice = comparison.strip().split("\n\n")
     return _lines_of(advice, *tables)
 
