@@ -114,7 +114,6 @@ def figures_line(run: RunSnapshot, options: DisplayOptions, width: int) -> Line:
     requested = {"step"}
     requested |= {"tokens/s"} if options.tokens_per_step else set()
     requested |= {"MFU"} if options.peak_flops else set()
-    requested |= {"progress"} if run.planned_steps else set()
     row: Line = []
     for name, value, tone in sorted(run_figures(run, options), key=lambda row: row[0] not in requested):
         spans = [(f" {name} ", "dim"), (f"{value} ", tone)]
