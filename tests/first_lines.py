@@ -17,7 +17,7 @@ def first_lines(shown: RunSnapshot) -> Verdict:
     """The verdict on *shown*, which terminal, page, plain text, report and Prometheus begin with."""
     judged = judge_run(shown)
     assert f" {judged.health} " in plain_text(status_text.head_line(shown))
-    assert judged.cause in plain_text(status_text.verdict_line(shown))
+    assert judged.cause in plain_text(status_text.verdict_line(shown, 3 + len(judged.cause)))
     assert judged.text in list(plain_view.lines_of_snapshot(None, shown, 0))
     assert render_run(shown).splitlines()[1] == f"  verdict   {judged.health}: {judged.cause}"
     answers = " ".join(" ".join(render_answers(shown).splitlines()[1:]).split())

@@ -59,27 +59,35 @@ def test_a_price_that_is_none_is_refused(tmp_path: Path) -> None:
     assert "must be above 0" in done.stderr
 
 
-def test_a_cause_has_the_tokens_that_its_seconds_would_have_trained(tmp_path: Path) -> None:
-    """Each of two ranks got 5,400 tokens in 2,700 useful seconds; the data cost 900 seconds of each."""
+def test_json_has_the_tokens_of_a_useful_second(tmp_path: Path) -> None:
+    """Each of two ranks got 5,400 tokens in 2,700 useful seconds; None where no batch is known."""
     record(tmp_path, "one", facts={"batches": received(18, length=30), "strategy": "ddp"})
-    done = zeromon_here(tmp_path, "report", "--ledger", "one")
-    rows = {words[0]: words for line in done.stdout.splitlines() if (words := line.split())}
-    assert rows["cause"][-1] == "tokens"
-    assert [rows[name][-1 if name == "sum" else -2] for name in ("compute", "data")] == [
-        "10,800", "3,600",
-    ]  # fmt: skip
-    assert rows["sum"][-1] == "14,400"
-    assert "at 2 tokens per useful rank-second" in done.stdout
     content = json.loads(zeromon_here(tmp_path, "report", "--ledger", "--json").stdout)
     assert (content["unit"], content["units_per_useful_second"]) == ("tokens", 2.0)
+    record(tmp_path, "two")
+    content = json.loads(zeromon_here(tmp_path, "report", "--ledger", "--json", "two").stdout)
+    assert content["units_per_useful_second"] is None
 
 
-def test_tokens_that_nothing_has_told_are_not_zero(tmp_path: Path) -> None:
-    record(tmp_path, "one")
-    assert "tokens n/a: no batch" in zeromon_here(tmp_path, "report", "--ledger", "one").stdout
-    assert (
-        json.loads(zeromon_here(tmp_path, "report", "--ledger", "--json").stdout)[
-            "units_per_useful_second"
-        ]
-        is None
+def test_a_report_folds_the_set_up_and_what_is_small(tmp_path: Path) -> None:
+    """The rows still sum to all seconds; the ledger alone has each row."""
+    parts = {"imports": 90.0, "launch": 10.0}
+    rows = (
+        LedgerRow(cause=Cause.COMPUTE, seconds=890.0),
+        *(LedgerRow(cause=Cause.SET_UP, of=name, seconds=s) for name, s in parts.items()),
+        LedgerRow(cause=Cause.DATA, seconds=6.0),
+        LedgerRow(cause=Cause.OTHER, seconds=4.0),
     )
+    ended = rank(ledger_rows=rows, alive=False, ended="finished")
+    Store(tmp_path / "store").save(run(ended, run="one", ended=True))
+
+    def seconds_of(*words: str) -> dict[str, str]:
+        lines = zeromon_here(tmp_path, "report", "one", *words).stdout.partition("  cause")[2]
+        table = [line.split("  ") for line in lines.partition("\n\n")[0].splitlines()[1:]]
+        return {cells[1]: next(filter(None, cells[2:])).strip() for cells in table}
+
+    assert seconds_of() == {
+        "compute": "14 min 50 s", "set-up": "100.00 s", "2 causes below 1 %": "10.00 s",
+        "sum": "16 min 40 s",
+    }  # fmt: skip
+    assert {"set-up: imports", "set-up: launch", "data", "other"} <= set(seconds_of("--ledger"))

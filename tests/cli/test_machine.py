@@ -99,7 +99,30 @@ def test_one_look_that_fails_takes_none_of_the_others(monkeypatch: pytest.Monkey
 
     looks = (broken, doctor.limit_facts)
     monkeypatch.setattr(doctor, "LOOKS", looks)
-    assert {fact.name for fact in survey_machine()} == {"open files", "locked memory"}
+    assert [fact.name for fact in survey_machine()] == ["open files"]
+
+
+def test_the_cpus_are_stated_with_their_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load above the usable CPUs is a note: ranks would wait for them."""
+    usable = len(os.sched_getaffinity(0))
+    for load, severity in ((usable - 0.5, "fine"), (usable + 1.0, "note")):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        (fact,) = doctor.cpu_facts()
+        assert fact.severity == severity and f"load {load:.1f}" in fact.value
+        assert f" of {os.cpu_count()} usable" in fact.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "shown"),
+    [("2 InfiniBand ports", 8 << 20, ["8.0 MiB"]), ("InfiniBand", -1, []), ("Ethernet", 8 << 20, [])],
+)
+def test_locked_memory_is_advice_beside_infiniband_alone(
+    monkeypatch: pytest.MonkeyPatch, kind: str, limit: int, shown: list[str]
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(doctor, "network_peak_bandwidth", lambda: (5e10, kind))
+    named = [fact for fact in doctor.device_facts() if fact.name == "locked memory"]
+    assert [fact.value for fact in named] == shown
 
 
 def test_doctor_without_a_run_shows_the_machine(

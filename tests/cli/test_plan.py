@@ -80,7 +80,7 @@ def test_what_is_not_known_does_not_fit(capsys: pytest.CaptureFixture[str]) -> N
     assert (row["params_on"], row["bytes"]["device"], row["fits"]) == ("host", None, None)
     main(["plan", *arguments])
     line = next(x for x in capsys.readouterr().out.splitlines() if "parameters on host" in x)
-    assert line.split("GB")[1].split()[0] == "n/a" and " 0 B" not in line
+    assert line.split("GiB")[1].split()[0] == "n/a" and " 0 B" not in line
     moved = ("--stage", "3", "--offload-params", "host", "--offload-optimizer", "host")
     _, given = planned(capsys, *arguments, *moved)
     assert (

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import zeromon_here
 
 from zeromon.cli.run import child_environment
 from zeromon.ring import paths
@@ -35,3 +36,17 @@ def test_sys_path_is_that_of_the_command_alone(tmp_path: Path, given: str | None
         child = child_environment(child, tmp_path)  # type: ignore[arg-type]
     assert child["PYTHONPATH"].split(os.pathsep).count(str(paths.SHIM)) == 1
     assert sys_path(child, tmp_path) == sys_path(bare, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "reason"),
+    [("no-such-command", 127, "No such file or directory"), ("/etc/passwd", 126, "Permission denied")],
+)
+def test_a_command_that_cannot_run_leaves_no_run(
+    tmp_path: Path, command: str, code: int, reason: str
+) -> None:
+    """Refused before a collector could see a run, with the exit code of a shell."""
+    done = zeromon_here(tmp_path, "run", "--", command)
+    assert (done.returncode, done.stderr) == (code, f"zeromon: cannot run {command}: {reason}\n")
+    assert not [path for path in tmp_path.rglob("*") if path.name == "run.json"]
+    assert not list(tmp_path.glob("rings/*/"))

@@ -50,6 +50,20 @@ def test_lists_every_record_with_its_verdict(tmp_path: Path, store: Store) -> No
     assert base["record_bytes"] == store.nbytes("base") > 0
 
 
+def test_on_a_narrow_terminal_the_cause_stands_below_its_run(store: Store) -> None:
+    """80 columns, whole clauses; a wide terminal and a pipe have one line a run."""
+    note = "no rank ever reported; the command ended before init_process_group"
+    store.save(run(run="early", started_wall=3000.0, taken_wall=3001.0, ended=True, note=note))
+    runs = verb.list_runs(store)
+    narrow = verb.runs_as_text(store, runs, 80).splitlines()
+    assert all(len(line) <= 80 for line in narrow)
+    at = next(n for n, line in enumerate(narrow) if line.startswith("  early"))
+    assert narrow[at + 1].strip() == note  # 6 + 66 columns
+    assert verb.runs_as_text(store, runs, 60).splitlines()[at + 1].strip() == "no rank ever reported"
+    for width in (0, 200):
+        assert len(verb.runs_as_text(store, runs, width).splitlines()) == 1 + len(runs)
+
+
 def test_an_empty_store_says_how_to_begin(tmp_path: Path) -> None:
     """No error: there are no runs."""
     done = zeromon_here(tmp_path, "runs")

@@ -107,6 +107,7 @@ def test_the_help_lists_each_verb_once_below_a_title(tmp_path: Path) -> None:
         (["report", "--wait", "-1"], "zeromon report: --wait: must be 0 or more, not -1"),
         (["plan", "7B", "--gpu"], "zeromon plan: --gpu: expected one argument"),
         (["export", "x", "--to", "parqet"], "zeromon export: --to: there is no parqet; did you mean"),
+        (["prometheus", "rulez"], "zeromon prometheus: unknown action 'rulez'; did you mean rules?"),
         (["rule", "ZM302", "more"], "zeromon rule: unexpected argument: more"),
         (["attach", "localhost:99999"], "zeromon: 99999 is not a port"),
     ],

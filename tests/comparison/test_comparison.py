@@ -77,10 +77,7 @@ def test_times_and_rates_are_of_the_steps_after_the_warm_up() -> None:
     assert of(m, "steps_per_second").value == pytest.approx(1 / mean)
     # 8 samples at once, two backwards a step, four ranks
     assert of(m, "samples_per_second").value == pytest.approx(64 / mean)
-    assert (
-        of(m, "tokens_per_second") == "batches hold no tokens: the model got no input_ids and no "
-        "matrix of integers"
-    )
+    assert of(m, "tokens_per_second") == "batches hold no tokens"
     told = one([0.1] * 100, batches=received(samples=16, length=128))
     assert of(told, "tokens_per_second").value == pytest.approx(64 * 128 / 0.1)
     untold = one([0.1] * 100, batches=None)

@@ -38,7 +38,6 @@ def test_every_rule_can_fire_and_stay_silent() -> None:
     fired = {
         "oom_risk": rank(risks=(risky,)),
         "exposed_communication": rank(exposed_ratio=0.4),
-        "poor_overlap": rank(exposed_ratio=0.4, overlap_ratio=0.1),
         "rank_died": rank(failed=True, ended="SIGKILL", alive=False),
         "collective_in_flight": rank(in_flight=(stuck,)),
         "events_dropped": rank(dropped=5),

@@ -49,7 +49,7 @@ def test_own_code_is_told_with_its_share_and_its_line() -> None:
     (finding,) = findings(*both)
     assert (finding.code, finding.severity, finding.rank) == ("ZM609", Severity.WARNING, -1)
     assert finding.text == (
-        "80.0 % of a step (80.0 ms) is the script's own code, mostly at train.py:111 in log_metrics"
+        "80.0 % of a step (80.0 ms) is the script's own code; mostly at train.py:111 in log_metrics"
     )
     shown = judge_run(run(*both, findings=(finding,)))
     assert shown.health is Health.SLOW and "train.py:111" in shown.text

@@ -71,7 +71,7 @@ def test_pauses_in_untimed_steps_belong_to_the_rhythm() -> None:
     pauses = dict.fromkeys(range(36, 151, 12), 800)
     ranks = (paused(0, pauses, {}, False, untimed=8), paused(1, {}, pauses, False, untimed=8))
     (told,) = (f for f in advise(run(*ranks)) if f.code == "ZM608")
-    begin = "pauses for 800.0 ms about every 12 steps (own code) since step 36, "
+    begin = "pauses for 800.0 ms about every 12 steps (own code) since step 36; "
     assert told.rank == 0 and told.text.startswith(begin)
     share = float(told.text.removeprefix(begin).split()[0])
     assert share == pytest.approx(100 * 10 * 0.8 / (115 * 0.1 + 10 * 0.8), rel=0.01)

@@ -216,8 +216,7 @@ def test_rates_are_withdrawn_while_no_step_ends() -> None:
     assert pause_seconds(moving) is None and pause_seconds(still) == 60
     tokens = DisplayOptions(tokens_per_step=1000)
     assert {n: v for n, v, _ in run_figures(moving, tokens)}["steps/s"] == "1"
-    shown = {n: v for n, v, _ in run_figures(still, tokens)}
-    assert (shown["steps/s"], shown["tokens/s"]) == ("n/a", "n/a")
+    assert not {"steps/s", "tokens/s"} & {name for name, _, _ in run_figures(still, tokens)}
 
 
 def test_no_alert_for_a_collective_that_waits_for_a_checkpoint() -> None:

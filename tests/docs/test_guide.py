@@ -85,13 +85,12 @@ def test_plan_has_the_papers_table(model: str, ranks: str, capsys: pytest.Captur
         assert found["plain_bytes"] <= found["bytes"]["device"] <= found["plain_bytes"] + added
 
 
-def test_the_table_shows_the_papers_unit_beside_the_allocators(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_table_has_one_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    """The paper's 38.5 GB stand as GiB beside those of the allocator."""
     main(["plan", "7B", "--devices", "4"])
     text = capsys.readouterr().out
     [row] = [line for line in text.splitlines() if line[4:].startswith("ZeRO-2  ")]
-    assert "38.5 GB" in row  # 2 + 14 / 4 bytes a parameter
+    assert "35.9 GiB" in row and " GB" not in row  # 2 + 14 / 4 bytes a parameter
     assert "45.6 GiB" in row  # the same, and six bytes an element of the partition in the step
 
 

@@ -896,7 +896,7 @@ def test_ranks_that_load_the_same_file_whole_are_found_live(
     said = [f for f in advise(run(*ranks)) if f.code == "ZM704"]
     assert len(said) == fires
     if fires:
-        assert "each of 2 ranks of this node loaded the same checkpoint of 13.0 GiB" in said[0].text
+        assert "each of 2 ranks loaded the same checkpoint of 13.0 GiB whole" in said[0].text
         assert said[0].remedy is not None and "mmap=True" in said[0].remedy.diff
 
 

@@ -275,7 +275,7 @@ def many(pieces: int, nbytes: int, each_ms: float) -> list[str]:
 
 def test_many_small_collectives_are_a_finding() -> None:
     (text,) = many(40, 1000, 0.5)
-    assert text.startswith("40 collectives a step (97.6 %) move 64.0 KiB or less: 3.7 % of the bytes")
+    assert text.startswith("40 collectives per step (97.6 %) move 64.0 KiB or less; 3.7 % of the bytes")
 
 
 def test_a_few_small_ones_or_large_ones_are_none() -> None:

@@ -98,7 +98,7 @@ def test_state_that_will_not_fit_is_told_before_it_is_made(node: Node, cgroup: P
     for findings in (before, result.snapshot.findings):
         told = next(f for f in findings if f.rule == "host_memory_short")
         assert told.severity == "critical"
-        assert "model states of 1 rank take 1.7 GiB of this host, and it has " in told.text
+        assert "model states of 1 rank take 1.7 GiB; this host has " in told.text
 
 
 def test_a_kill_by_hand_is_not_blamed_on_the_kernel(node: Node) -> None:

@@ -17,7 +17,7 @@ from zeromon.diagnosis.engine import advise
 from zeromon.readout import tables
 from zeromon.readout.breakdown import PARTS, USUAL, rank_parts, step_parts
 from zeromon.readout.tables import RANK_COLUMNS, TRAFFIC_COLUMNS
-from zeromon.readout.text import run_state
+from zeromon.readout.text import leading_clauses, run_state
 from zeromon.readout.verdict import Health, Verdict
 from zeromon.ring.codes import Phase
 from zeromon.snapshot import Finding, RankSnapshot
@@ -563,7 +563,7 @@ def test_that_another_rank_is_the_worst_now_is_no_news() -> None:
     before = replace(snapshot(2), findings=(_warning("a", 0), _warning("b", 0)))
     after = replace(before, findings=(_warning("a", 1), _warning("c", 1)))
     said = [note.text for note in events_between_snapshots(before, after)]
-    assert said == ["ZM1 rank 1: c 1", "ZM1 rank 0: no longer: b"]
+    assert said == ["ZM1 rank 1: c 1", "ZM1 no longer: b"]
     severe = [replace(before, findings=(_warning("oom", number, "critical"),)) for number in (0, 1)]
     assert [note.text for note in events_between_snapshots(*severe)] == [
         "ZM1 rank 1: oom 1", "ZM1 rank 0: no longer: oom",
@@ -582,8 +582,8 @@ def test_nor_is_it_in_what_was_recorded() -> None:
     )  # fmt: skip
     said = [(note.wall, note.text) for note in opening_entries(snapshot(2), past) if note.wall < 10]
     assert said == [
-        (1.0, "ZM1 rank 0: a"), (2.5, "ZM1 rank 1: b"), (4.0, "ZM1 rank 1: no longer: b"),
-        (5.0, "ZM1 rank 0: no longer: a"), (6.0, "ZM1 rank 1: a"),
+        (1.0, "ZM1 rank 0: a"), (2.5, "ZM1 rank 1: b"), (4.0, "ZM1 no longer: b"),
+        (5.0, "ZM1 no longer: a"), (6.0, "ZM1 rank 1: a"),
     ]  # fmt: skip
 
 
@@ -627,7 +627,7 @@ def test_tokens_and_mfu_are_only_said_where_they_are_known() -> None:
     }  # fmt: skip
     ranks = tuple(changed(r, models=(facts,), mean_seconds=0.5) for r in snapshot(2).ranks)
     made = run(*ranks)
-    assert {n: v for n, v, _ in status_text.run_figures(made, DisplayOptions())}["MFU"] == "n/a"
+    assert "MFU" not in {name for name, _, _ in status_text.run_figures(made, DisplayOptions())}
     told = DisplayOptions(tokens_per_step=8192, peak_flops=989e12)
     assert status_text.tokens_per_second(made, told) == 16384
     used = 6 * 6.5e9 * 16384 / (2 * 989e12)
@@ -635,7 +635,7 @@ def test_tokens_and_mfu_are_only_said_where_they_are_known() -> None:
     wrong = replace(told, peak_flops=1e12)
     assert "over 100 %" in {n: v for n, v, _ in status_text.run_figures(made, wrong)}["MFU"]
     two = run(*(changed(r, models=(facts, facts)) for r in ranks))
-    assert {n: v for n, v, _ in status_text.run_figures(two, told)}["MFU"] == "n/a"
+    assert "MFU" not in {name for name, _, _ in status_text.run_figures(two, told)}
 
 
 def test_units() -> None:
@@ -675,10 +675,41 @@ def test_who_is_late_is_said_and_drawn() -> None:
     assert "is matched yet" in plain_text(arrival_lines(run(), (), DisplayOptions(), 90, 9)[0])
 
 
+def test_two_ranks_need_no_table_of_who_waits_for_whom() -> None:
+    late = arrival_lines(snapshot(2), snapshot(2).ranks, DisplayOptions(), 60, 14)
+    assert not any(plain_text(line)[:1].isdigit() for line in late)
+    calm = replace(snapshot(2), stragglers=())
+    (only,) = arrival_lines(calm, calm.ranks, DisplayOptions(), 60, 14)
+    assert plain_text(only) == "no rank is late step after step"
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (90, "a first clause; the second; and a third"),
+        (38, "a first clause; the second"),
+        (25, "a first clause"),
+        (5, "a first clause"),
+    ],
+)
+def test_a_sentence_loses_whole_clauses(width: int, shown: str) -> None:
+    assert leading_clauses("a first clause; the second; and a third", width) == shown
+
+
+def test_the_head_line_names_only_facts_that_fit() -> None:
+    facts = ["fsdp2", "2 ranks", "on node00", "cuda"]
+    begin, _, end = plain_text(status_text.head_line(snapshot(2), 200)).rpartition("  ")
+    assert end.split(" · ") == facts
+    for width in range(len(begin), len(begin) + len(end) + 2):
+        line = plain_text(status_text.head_line(snapshot(2), width))
+        shown = line.removeprefix(begin).split(" · ")
+        assert len(line) <= width and [fact.strip() for fact in shown] in ([""], facts[: len(shown)])
+
+
 @pytest.mark.parametrize("width", [28, 34, 44, 90])
 def test_who_is_late_fits(width: int) -> None:
     """Heads stand over their figures, at 80x24, too."""
-    made = replace(snapshot(2), stragglers=())
+    made = replace(snapshot(8), stragglers=())
     lines = [plain_text(line) for line in arrival_lines(made, made.ranks, DisplayOptions(), width, 14)]
     assert all(len(line.rstrip()) <= width and "…" not in line for line in lines)
     assert all("ms" in line[-3:] for line in lines[1:])

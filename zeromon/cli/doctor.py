@@ -44,6 +44,7 @@ from zeromon.cli.parser import add_flag
 from zeromon.cli.report import newest_snapshot
 from zeromon.cli.terminal import show_json, show_text, show_working
 from zeromon.collector.notify import deliver_message, parse_target, split_notify_urls
+from zeromon.probes.cpu_pressure import usable_cpu_count
 from zeromon.probes.devices import Devices
 from zeromon.probes.host_memory import HostReader
 from zeromon.probes.network import network_peak_bandwidth
@@ -225,10 +226,25 @@ def device_facts() -> list[Fact]:
         facts.insert(0, Fact("driver", driver))
     rate, kind = network_peak_bandwidth()
     network = f"{human_rate(rate)} ({kind})" if rate else "the kernel does not report its speed"
-    return [*facts, Fact("network", network)]
+    facts.append(Fact("network", network))
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if "InfiniBand" in kind and locked != resource.RLIM_INFINITY:
+        hint = "Run `ulimit -l unlimited`: InfiniBand pins its buffers."
+        facts.append(Fact("locked memory", human_bytes(locked), "note", hint))
+    return facts
 
 
 # ---- limits ------------------------------------------------------------------------------------------
+
+
+def cpu_facts() -> list[Fact]:
+    """The CPUs that this process may use, those of the machine, and how many run or wait to run."""
+    usable, online = usable_cpu_count(os.getpid()), os.cpu_count() or 0
+    load, _, _ = os.getloadavg()
+    quota = f"{usable:.3g} of {online}" if usable is not None else f"{online}"
+    is_free = load <= (usable or online)
+    hint = "More threads want to run than there are CPUs: ranks wait for one (ZM605)."
+    return [judge_fact("CPUs", f"{quota} usable, load {load:.1f} (1 min)", is_free, hint, "note")]
 
 
 def memory_facts() -> list[Fact]:
@@ -269,17 +285,10 @@ def extension_cache_facts() -> list[Fact]:
 def limit_facts() -> list[Fact]:
     """Limits of this user's processes."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     # RLIM_INFINITY is -1 in Python
     open_files = str(files) if files >= 0 else "unlimited"
-    endless = locked == resource.RLIM_INFINITY
-    pinned = "unlimited" if endless else human_bytes(locked)
     to_open = "Run `ulimit -n 65536`: each worker, peer and file takes one."
-    to_lock = "Run `ulimit -l unlimited`: InfiniBand pins its buffers."
-    return [
-        judge_fact("open files", open_files, not 0 <= files < _MIN_OPEN_FILES, to_open),
-        judge_fact("locked memory", pinned, endless, to_lock, "note"),
-    ]
+    return [judge_fact("open files", open_files, not 0 <= files < _MIN_OPEN_FILES, to_open)]
 
 
 def kernel_facts() -> list[Fact]:
@@ -301,6 +310,7 @@ LOOKS: tuple[Callable[[], list[Fact]], ...] = (
     torch_facts,
     framework_facts,
     device_facts,
+    cpu_facts,
     memory_facts,
     extension_cache_facts,
     limit_facts,

@@ -23,7 +23,6 @@ from zeromon.comparison.comparison import compare
 from zeromon.diagnosis.rule import find_page
 from zeromon.readout.communication_report import (
     by_operation as operations,
-    by_size,
     by_unit,
     dim_block,
     stage_block,
@@ -154,7 +153,7 @@ def communication(run: str = "") -> list[str]:
     return _lines_of(
         f"run {of.run}", *late, *(hang_text(of, hang) for hang in of.hangs),
         f"The {len(waiters)} of {len(of.ranks)} ranks that wait most", *waits, why_unknown(of.ranks),
-        by_unit(of, _UNITS), dim_block(of), operations(of), by_size(of), stage_block(of),
+        by_unit(of, _UNITS), dim_block(of), operations(of), stage_block(of),
     )  # fmt: skip
 
 
@@ -167,7 +166,7 @@ def whatif(run: str = "", changes: Sequence[str] = ()) -> list[str]:
     """
     of = _read_run(run)
     base, points, _ = plan_verb.predict_run_points(of, changes, _POINTS)
-    return _lines_of(f"run {of.run}", changes_text(base, points, drawn=False))
+    return _lines_of(f"run {of.run}", changes_text(base, points))
 
 
 def trace(run: str = "") -> list[str]:

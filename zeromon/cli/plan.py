@@ -35,13 +35,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import shlex
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
 
-from zeromon.base import can_rewrite_lines
 from zeromon.base.errors import PlanError
 from zeromon.cli import tell_user
 from zeromon.cli.parser import add_flag, add_list
@@ -128,9 +126,7 @@ def print_changes(options: argparse.Namespace, run: RunSnapshot | None) -> int:
     if options.json:
         show_json(changes_as_json(base, points, of=point_count))
     else:
-        # In the cell of a notebook, zeromon.load(...).changes() is the chart
-        drawn = can_rewrite_lines(sys.stdout) or not sys.stdout.isatty()
-        table = changes_as_text(base, points, drawn=drawn, width=output_columns())
+        table = changes_as_text(base, points, width=output_columns())
         show_text(table + _fit_command(options, run))
     if len(points) < point_count:
         tell_user(f"interrupted: {len(points)} of {point_count} points")

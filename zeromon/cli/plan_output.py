@@ -14,7 +14,6 @@ from zeromon.memory.plan import (
     Point,
     fewest_fitting_devices,
     memory_time_front,
-    state_copies,
     step_difference,
     unique_state_bytes,
 )
@@ -27,7 +26,6 @@ from zeromon.readout.remedy import ladder_lines
 from zeromon.readout.tables import Column, Columns, aligned_table, text_table
 from zeromon.snapshot.finding import Rung
 from zeromon.tui.columns import fit_columns
-from zeromon.tui.drawing import Curve, Plot, draw_chart
 
 
 def plan_as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) -> str:
@@ -114,18 +112,22 @@ def _plan_table(
     return text_table(
         rows,
         Column("strategy", lambda r: f"{_row_mark(r, choice)} {r.plan.label}"),
-        Column("plain ZeRO", lambda row: f"{row.memory.model_states / 1e9:.4g} GB"),
+        Column("plain ZeRO", lambda row: row.memory.model_states, BYTES),
         Column("device", lambda row: row.device_bytes or None, BYTES),
         Column("host/rank", lambda row: human_bytes(n) if (n := row.memory.total("host")) else "-"),
         Column("nvme/rank", lambda row: human_bytes(n) if (n := row.memory.total("nvme")) else "-"),
         Column("fits", lambda row: _fit_text(row, setup.usable_bytes)),
         Column("sent/step", lambda row: row.communication_bytes, BYTES),
-        Column("step", lambda r: None if isinstance(r.time, str) else r.time.seconds, SECONDS),
-        Column("(min to max)", lambda row: "" if isinstance(row.time, str) else interval_text(row.time)),
-        Column("max sequences", lambda r: str(n) if (n := r.largest_micro_batch) is not None else "-"),
-        Column("state copies", lambda r: f"{state_copies(plan.sizes_under_plan(setup, r.plan), r):.1f}"),
+        *(_TIME_COLUMNS if any(isinstance(row.time, StepTime) for row in rows) else ()),
+        Column("max micro-batch", lambda row: row.largest_micro_batch, COUNT, unknown="-"),
         *([devices] if fewest else []),
     )
+
+
+_TIME_COLUMNS: tuple[Column[plan.Row], ...] = (
+    Column("step", lambda row: None if isinstance(row.time, str) else row.time.seconds, SECONDS),
+    Column("(min to max)", lambda row: "n/a" if isinstance(row.time, str) else interval_text(row.time)),
+)
 
 
 def _row_mark(row: plan.Row, choice: plan.Row | None) -> str:
@@ -250,21 +252,14 @@ def step_seconds(row: plan.Row) -> dict[str, Any]:
 
 # ---- what changes of a run do --------------------------------------------------------------------
 
-_WIDTH, _HEIGHT = 76, 14
 _MAX_ROWS = 64
 _LATE = "(late ranks)"
 _MAX_SIDE_BY_SIDE, _MAX_UNITS = 3, 12
 """So many points have their exposed communication laid side by side, with so many units."""
-_MAX_DOTS = 200
 
 
-def changes_as_text(
-    base: Point, points: Sequence[Point], *, drawn: bool = True, width: int = sys.maxsize
-) -> str:
-    """The table, the chart of memory against time, where speeds come from, and what is unknown.
-
-    *drawn*: with the chart; *width*: columns of the terminal.
-    """
+def changes_as_text(base: Point, points: Sequence[Point], *, width: int = sys.maxsize) -> str:
+    """The table for *width* columns, where speeds come from, and what is unknown."""
     pareto = memory_time_front([base, *points])
     setup = base.setup
     assert setup is not None
@@ -273,8 +268,6 @@ def changes_as_text(
     rows.append(_changes_table(base, listed, pareto, width))
     if len(points) > _MAX_ROWS:
         rows.append(f"  {len(points)} points; the table has those marked *, and --json has all")
-    if len(pareto) > 1 and drawn:
-        rows += ["", *_front_chart(base, points, pareto)]
     if 0 < len(points) <= _MAX_SIDE_BY_SIDE:
         rows += ["", *_exposed_tables(base, points)]
     rows += ["", *_point_notes(base, points)]
@@ -337,28 +330,6 @@ def _exposed_tables(base: Point, points: Sequence[Point]) -> list[str]:
     omitted = len(names) - _MAX_UNITS
     sections = [aligned_table(("exposed a step", *(label for label, _ in timed)), rows)]
     return sections + ([f"  and {omitted} more; --json has all"] if omitted > 0 else [])
-
-
-def _front_chart(base: Point, points: Sequence[Point], pareto: Sequence[Point]) -> list[str]:
-    """Device memory against the time of a sample: the line joins the points marked with ``*``."""
-    placed = [p for p in (base, *points) if p.row is not None and p.sample_seconds is not None]
-    across = [(p.row.device_bytes, p.sample_seconds) for p in placed if p.row is not None]
-    width, height = max(x for x, _ in across), max(y or 0 for _, y in across)
-    curve = [(p.row.device_bytes, p.sample_seconds or 0) for p in pareto if p.row is not None]
-    # Of up to a million points, the chart has room for few in its 76 x 14 cells
-    dots = tuple(
-        Curve("point", "s1", [(x, y or 0.0)]) for x, y in across[:: len(across) // _MAX_DOTS + 1]
-    )
-    plot = Plot(
-        curves=(Curve("front", "s0", curve), *dots),
-        x=(0.0, width),
-        y=(0.0, height * 1.05),
-        axis=lambda value: human_seconds(value).replace(" ", ""),
-        ticks=(0.0, height / 2, height),
-        foot=("0 B", human_bytes(width)),
-    )
-    drawn = ["".join(segment for segment, _ in row) for row in draw_chart(plot, _WIDTH, _HEIGHT)]
-    return ["seconds a sample by device memory; the line joins the points marked *:", *drawn]
 
 
 def _point_notes(base: Point, points: Sequence[Point]) -> list[str]:

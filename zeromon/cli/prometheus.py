@@ -38,7 +38,7 @@ _HELP = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon prometheus rules|config|dashboards``"""
-    actions = parser.add_subparsers(metavar="WHAT", required=True)
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
     sub = actions.add_parser("rules", help="print recording rules and alerts")
     add_option(sub, "-o --output", "FILE", "default: standard output")
     for field in fields(rules.Thresholds):

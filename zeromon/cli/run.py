@@ -17,8 +17,10 @@ environment:
 """
 
 import argparse
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -77,6 +79,8 @@ def call(options: argparse.Namespace) -> int:
     name = _choose_run_id(options.name, command)
     targets = _alert_targets(options.notify)
     _check_trackers(options.track)
+    if shutil.which(command[0]) is None:  # before a collector records a run that never begins
+        return _refuse_command(command[0], errno.EACCES if Path(command[0]).exists() else errno.ENOENT)
     for warning in warnings_for_command(command):
         tell_user(warning)
     folder: Path | None = None
@@ -105,9 +109,13 @@ def call(options: argparse.Namespace) -> int:
             # Other tasks, or the collector, still have files in it
             with suppress(OSError):
                 folder.rmdir()
-        tell_user(f"cannot run {command[0]}: {error.strerror}")
-        # The exit codes that a shell has for both
-        return 127 if isinstance(error, FileNotFoundError) else 126
+        return _refuse_command(command[0], error.errno or errno.EACCES)
+
+
+def _refuse_command(name: str, error: int) -> int:
+    """Says why *name* cannot run; returns the exit code that a shell has for it."""
+    tell_user(f"cannot run {name}: {os.strerror(error)}")
+    return 127 if error == errno.ENOENT else 126
 
 
 def _check_settings() -> None:

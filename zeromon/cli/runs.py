@@ -14,6 +14,7 @@ and zeromon report shows them.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from zeromon.cli.terminal import show_json, show_text, show_working
 from zeromon.collector.run import snapshot_of_folder
 from zeromon.readout.figures import BYTES, SECONDS
 from zeromon.readout.tables import Column, text_table
+from zeromon.readout.text import leading_clauses
 from zeromon.readout.verdict import Health
 from zeromon.ring import paths
 from zeromon.snapshot.run import About
@@ -117,7 +119,8 @@ def _print_runs(options: argparse.Namespace) -> int:
     if options.json:
         show_json([_run_facts(store, run) for run in runs])
     elif runs:
-        show_text(runs_as_text(store, runs) + "\n")
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+        show_text(runs_as_text(store, runs, width) + "\n")
     else:
         reason = store.refusal() or "none has been recorded yet"
         tell_user(
@@ -126,21 +129,33 @@ def _print_runs(options: argparse.Namespace) -> int:
     return 0
 
 
-def runs_as_text(store: Store, runs: list[ListedRun]) -> str:
-    """The list as a table."""
-    return text_table(
-        runs,
+def runs_as_text(store: Store, runs: list[ListedRun], width: int = 0) -> str:
+    """The list as a table; where it is wider than *width*, the cause of a run stands below its row."""
+    columns: list[Column[ListedRun]] = [
         Column("run", lambda r: r.manifest.run),
         Column("verdict", lambda r: f"{_health_word(r)}{', running' * r.live}"),
         Column("started", lambda r: time.strftime(_CLOCK, time.localtime(r.manifest.started_wall))),
         Column("duration", _lasted_seconds, SECONDS),
         Column("steps", lambda r: f"{r.manifest.steps:,}"),
         Column("ranks", lambda r: str(r.manifest.ranks)),
+    ]
+    table = text_table(
+        runs,
+        *columns,
         Column("strategy", lambda r: r.manifest.strategy or "n/a"),
         Column("on disk", lambda r: store.nbytes(r.manifest.run), BYTES),
         Column("cause", lambda r: _cut_text(r.manifest.cause, 60)),
         Column("tags, note", lambda r: _cut_text(_remarks_text(r.about), 40)),
     )
+    if not width or max(map(len, table.splitlines())) <= width:
+        return table
+    header, *rows = text_table(runs, *columns).splitlines()
+    below = ((printable(r.manifest.cause), _remarks_text(r.about)) for r in runs)
+    lines = [
+        (row, *(f"      {_cut_text(phrase, width - 6)}" for phrase in phrases if phrase))
+        for row, phrases in zip(rows, below, strict=True)
+    ]
+    return "\n".join((header, *(line for group in lines for line in group)))
 
 
 def _remarks_text(remarks: About) -> str:
@@ -149,6 +164,7 @@ def _remarks_text(remarks: About) -> str:
 
 
 def _cut_text(phrase: str, width: int) -> str:
+    phrase = leading_clauses(phrase, width)
     return phrase if len(phrase) <= width else f"{phrase[: width - 1]}…"
 
 

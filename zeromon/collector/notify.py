@@ -52,7 +52,7 @@ def parse_target(url: str) -> Target:
     scheme_match = _SCHEME.match(url)
     scheme = scheme_match[0] if scheme_match else ""
     if not services:
-        raise NotifyError(f"this {scheme or 'URL'} names no service, or lacks a part")
+        raise NotifyError(f"{scheme or 'the URL'} is no known service, or a part of its URL is missing")
     host = ""
     with suppress(ValueError):
         host = printable(urlsplit(url).hostname or "")

@@ -163,7 +163,7 @@ _START_SECONDS = 30.0
 _TASKS_SECONDS = 120.0
 """How long after the first the other tasks of a launcher are waited for."""
 _NO_RANK = (
-    "no rank ever reported: the command ended before init_process_group and before any"
+    "no rank ever reported; the command ended before init_process_group and before any"
     " optimizer step, or another sitecustomize kept zeromon out"
 )
 

@@ -13,6 +13,7 @@ The function stands in the module of its family in :mod:`zeromon.diagnosis.rules
 that module in ``ZM320.md``. Nothing else names the rule.
 """
 
+import difflib
 import itertools
 import json
 import math
@@ -318,5 +319,8 @@ def find_page(code_or_name: str) -> Page:
     by_name = {page.name: page for page in by_code.values()}
     match = by_code.get(code_or_name.upper()) or by_name.get(code_or_name.lower().replace("-", "_"))
     if match is None:
-        raise RuleNotFound(f"there is no rule {code_or_name}")
+        near = difflib.get_close_matches(code_or_name, [*by_code, *by_name], n=1)
+        raise RuleNotFound(
+            f"there is no rule {code_or_name}{f'; did you mean {near[0]}?' if near else ''}"
+        )
     return match

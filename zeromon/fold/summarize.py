@@ -34,30 +34,13 @@ from zeromon.ring.model_metadata import (
     declared_keys,
 )
 from zeromon.ring.strategy import Strategy
-from zeromon.snapshot import RankSnapshot, StepSummary
+from zeromon.snapshot import RankSnapshot, StepSummary, rank
 from zeromon.snapshot.communication import CollectiveRow, GatherRow, overlap_ratio
 from zeromon.snapshot.finding import RankTrial, TrialState
 from zeromon.snapshot.host import CodeLine
 from zeromon.snapshot.levels import UNTIMED
 from zeromon.snapshot.memory import DeviceMemory, OutOfMemory, RoleRow, TransferRow
 from zeromon.snapshot.noise import block_estimate
-from zeromon.snapshot.rank import (
-    DETACHED,
-    VIRTUAL,
-    AgentHealth,
-    EngineRow,
-    Halt,
-    RankCommunication,
-    RankConfig,
-    RankLedger,
-    RankMachine,
-    RankMemory,
-    RankRequests,
-    RankStatus,
-    RankSteps,
-    RankTraining,
-    Setting,
-)
 from zeromon.snapshot.step import (
     BatchRow,
     CaptureState,
@@ -82,7 +65,7 @@ def summarize_rank(state: RankState, observed: Observed = NOTHING_OBSERVED) -> R
         world_size=int(meta.get("world_size", 1)),
         pid=state.pid,
         node=str(meta.get("node", "")),
-        device=str(meta.get("device", "cpu")) + VIRTUAL * state.on_virtual_device,
+        device=str(meta.get("device", "cpu")) + rank.VIRTUAL * state.on_virtual_device,
         strategy=state.strategy_label(fields),
         strategy_fields=fields,
         dimensions=dimensions,
@@ -90,12 +73,12 @@ def summarize_rank(state: RankState, observed: Observed = NOTHING_OBSERVED) -> R
         steps=_steps_record(state),
         communication=_uncounted_times(comm) if state.on_virtual_device else comm,
         memory=_memory_record(state, observed, config.models),
-        machine=RankMachine(),
+        machine=rank.RankMachine(),
         config=config,
         training=_training_record(state),
-        ledger=RankLedger() if state.on_virtual_device else _ledger_record(state, observed),
+        ledger=rank.RankLedger() if state.on_virtual_device else _ledger_record(state, observed),
         agent=_agent_health(state),
-        requests=RankRequests(capture=_rank_capture(state), trial=_rank_trial(state)),
+        requests=rank.RankRequests(capture=_rank_capture(state), trial=_rank_trial(state)),
     )
 
 
@@ -107,11 +90,11 @@ def _steady_steps(state: RankState) -> list[StepSummary]:
 
 def _is_watched(observed: Observed) -> bool:
     """Returns False after the agent was removed: what the process does now is not known."""
-    return not observed.ended.startswith(DETACHED)
+    return not observed.ended.startswith(rank.DETACHED)
 
 
-def _status_record(state: RankState, observed: Observed) -> RankStatus:
-    return RankStatus(
+def _status_record(state: RankState, observed: Observed) -> rank.RankStatus:
+    return rank.RankStatus(
         alive=observed.alive,
         ended=observed.ended,
         failed=observed.failed,
@@ -128,11 +111,11 @@ def _status_record(state: RankState, observed: Observed) -> RankStatus:
     )
 
 
-def _steps_record(state: RankState) -> RankSteps:
+def _steps_record(state: RankState) -> rank.RankSteps:
     steady = _steady_steps(state)
     active = [s for s in steady if not s.idle]
     timed = [s for s in active if s.timed]
-    return RankSteps(
+    return rank.RankSteps(
         last_step=state.step,
         watched_steps=state.steps,
         median_seconds=statistics.median(s.seconds for s in steady) if steady else None,
@@ -150,7 +133,7 @@ def _steps_record(state: RankState) -> RankSteps:
     )
 
 
-def _communication_record(state: RankState, observed: Observed) -> RankCommunication:
+def _communication_record(state: RankState, observed: Observed) -> rank.RankCommunication:
     active = [s for s in _steady_steps(state) if not s.idle]
     timed = [s for s in active if s.timed]
     collectives = sum(s.collectives for s in active)
@@ -160,7 +143,7 @@ def _communication_record(state: RankState, observed: Observed) -> RankCommunica
     exposed = sum(s.exposed_ns for s in timed)
     spent_ns = sum(s.end_ns - s.start_ns for s in timed)
     dims = state.dimension_names()
-    return RankCommunication(
+    return rank.RankCommunication(
         overlap_ratio=overlap_ratio(communication, sum(s.exposed_ns for s in comm_known)),
         exposed_ratio=exposed / spent_ns if spent_ns else None,
         exposed_seconds=exposed / len(timed) / 1e9 if timed else None,
@@ -193,7 +176,7 @@ def _communication_record(state: RankState, observed: Observed) -> RankCommunica
 
 def _memory_record(
     state: RankState, observed: Observed, models: tuple[ModelMetadata, ...]
-) -> RankMemory:
+) -> rank.RankMemory:
     roles = tuple(
         RoleRow(
             role=role.label,
@@ -207,7 +190,7 @@ def _memory_record(
         )
         for role, census in sorted(state.roles.items())
     )
-    return RankMemory(
+    return rank.RankMemory(
         device=_device_memory_row(state),
         host=observed.host,
         rss_bytes=state.host.rss_bytes if state.host else -1,
@@ -223,23 +206,25 @@ def _memory_record(
     )
 
 
-def _config_record(state: RankState) -> RankConfig:
+def _config_record(state: RankState) -> rank.RankConfig:
     meta = state.meta
     # Those of torch, then those of DeepSpeed's engines
     of_torch = meta.get("models")
     raw = list(of_torch) if isinstance(of_torch, list) else []
     engines = (key for key in sorted(state.meta) if key.startswith("engine"))
     raw += [_metadata_facts_of(state, key).get("model") for key in engines]
-    settings: list[Setting] = []
+    settings: list[rank.Setting] = []
     numbers = {int(k[6:]) for k in state.meta if k.startswith("engine") and k[6:].isdecimal()}
     for number in sorted(numbers):
         for row in _engine_metadata_facts(state, number).get("settings", ()):
             # The name table of a ring may hold anything: one bad row must not cost the snapshot
             if isinstance(row, list) and len(row) == 3:
                 name, effective, written_value = (str(cell) for cell in row)
-                setting = Setting(engine=number, name=name, effective=effective, written=written_value)
+                setting = rank.Setting(
+                    engine=number, name=name, effective=effective, written=written_value
+                )
                 settings.append(setting)
-    return RankConfig(
+    return rank.RankConfig(
         models=tuple(model for facts in raw if (model := declared_keys(ModelMetadata, facts))),
         planned=declared_keys(ModelMetadata, meta.get("planned")),
         engines=_deepspeed_engine_rows(state),
@@ -259,9 +244,9 @@ def _config_record(state: RankState) -> RankConfig:
     )
 
 
-def _training_record(state: RankState) -> RankTraining:
+def _training_record(state: RankState) -> rank.RankTraining:
     marks = state.meta.get("batches")
-    return RankTraining(
+    return rank.RankTraining(
         scalars=training_scalar_rows(state),
         batches=BatchRow(**asdict(state.batches)) if state.batches.steps else None,
         loading=loader_totals_row(state),
@@ -270,7 +255,7 @@ def _training_record(state: RankState) -> RankTraining:
     )
 
 
-def _uncounted_times(communication: RankCommunication) -> RankCommunication:
+def _uncounted_times(communication: rank.RankCommunication) -> rank.RankCommunication:
     """The collectives of a rank on a virtual device, without times: they are of this host's cores."""
     rows = (
         replace(
@@ -285,9 +270,9 @@ def _uncounted_times(communication: RankCommunication) -> RankCommunication:
     )
 
 
-def _ledger_record(state: RankState, observed: Observed) -> RankLedger:
+def _ledger_record(state: RankState, observed: Observed) -> rank.RankLedger:
     resumed = state.meta.get("resumed_step")
-    return RankLedger(
+    return rank.RankLedger(
         rows=ledger_rows(state, observed),
         totals=ledger_totals(state, observed),
         activities=loop_activity_rows(state),
@@ -300,10 +285,10 @@ def _ledger_record(state: RankState, observed: Observed) -> RankLedger:
     )
 
 
-def _agent_health(state: RankState) -> AgentHealth:
+def _agent_health(state: RankState) -> rank.AgentHealth:
     virtual = state.on_virtual_device
     cost = None if virtual else measured_cost(state.idle_pairs)
-    return AgentHealth(
+    return rank.AgentHealth(
         dropped=state.dropped,
         errors=state.errors,
         overhead_ratio=cost[0] if cost else None,
@@ -322,9 +307,9 @@ def _engine_metadata_facts(state: RankState, number: int) -> dict[str, Any]:
     return _metadata_facts_of(state, f"engine{number}")
 
 
-def _deepspeed_engine_rows(state: RankState) -> tuple[EngineRow, ...]:
+def _deepspeed_engine_rows(state: RankState) -> tuple[rank.EngineRow, ...]:
     return tuple(
-        EngineRow(
+        rank.EngineRow(
             engine=number,
             strategy=str(_engine_metadata_facts(state, number).get("strategy", "")),
             strategy_fields=Strategy.read(_engine_metadata_facts(state, number)),
@@ -466,8 +451,8 @@ def _own_code_lines(state: RankState) -> tuple[CodeLine, ...]:
 
 
 def _pause_reason(state: RankState, observed: Observed) -> str:
-    if observed.halted is not Halt.NONE:  # the newest stack is of the time before
-        return IN_DEBUGGER if observed.halted is Halt.TRACED else ""
+    if observed.halted is not rank.Halt.NONE:  # the newest stack is of the time before
+        return IN_DEBUGGER if observed.halted is rank.Halt.TRACED else ""
     # Nobody removes a stale lock: as an expected pause, it is mere information for half an hour
     if observed.lock is not None and observed.lock.is_stale:
         return ""

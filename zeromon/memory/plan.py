@@ -471,11 +471,6 @@ def unique_state_bytes(sizes: Sizes, plan: ShardPlan) -> int:
     return round(stored_bytes + sizes.trainable * trained)
 
 
-def state_copies(sizes: Sizes, row: Row) -> float:
-    """Returns how many copies of the model states all ranks of *row* hold."""
-    return row.plan.ranks * row.memory.model_states / unique_state_bytes(sizes, row.plan)
-
-
 def fewest_fitting_devices(setup: Setup, plan: ShardPlan) -> int | None:
     """Returns the fewest data-parallel ranks on which *plan* fits: 1, 2, 4, a multiple of 8, or None.
 

@@ -1,6 +1,6 @@
-"""Communication of a run as text: by operation, by unit, by size, and the pipeline's stages. Pure."""
+"""Communication of a run as text: by operation, by unit, and the pipeline's stages. Pure."""
 
-from zeromon.base.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
+from zeromon.base.units import human_count, human_rate, human_ratio, human_seconds
 from zeromon.readout.dimensions import (
     ACTIONS,
     bubble_text,
@@ -13,7 +13,7 @@ from zeromon.readout.figures import BYTES, CALLS, COUNT, RATE, SECONDS
 from zeromon.readout.tables import TRAFFIC_COLUMNS, Column, aligned_table, pick_columns, text_table
 from zeromon.readout.text import busbw_unknown, exposed_unknown, in_graphs, overlap_unknown
 from zeromon.snapshot import RankSnapshot, RunSnapshot
-from zeromon.snapshot.communication import SIZE_BOUNDS, CollectiveRow
+from zeromon.snapshot.communication import CollectiveRow
 from zeromon.snapshot.focus import most_exposed
 
 
@@ -33,13 +33,8 @@ def by_operation(run: RunSnapshot) -> str:
     reason = exposed_unknown(rank) if rank.steps.watched_steps else ""
     nothing = f"  n/a: {reason}" if reason else "  none"
     blocks = [f"Communication of rank {rank.rank}", rows if rank.communication.collectives else nothing]
-    if rank.communication.untimed:
-        unknown = sum(rank.communication.unattributed.values())
-        of_them = f", {human_count(unknown)} of unknown operation" if unknown else ""
-        blocks.append(
-            f"  {human_count(sum(rank.communication.untimed.values()))} collectives were counted "
-            f"without timing{of_them}"
-        )
+    if unknown := sum(rank.communication.unattributed.values()):
+        blocks.append(f"  {human_count(unknown)} collectives of unknown operation, untimed")
     if note := in_graphs(rank):
         blocks.append(f"  {note}")
     if rank.communication.collectives and (reason := overlap_unknown(rank)):
@@ -85,6 +80,8 @@ def dim_block(run: RunSnapshot) -> str:
 _OF_UNITS = pick_columns(
     TRAFFIC_COLUMNS, "unit", "op", "phase", "calls", "bytes", "time", "waits", "exposed", "busbw", "best"
 )
+_MIN_SHOWN = 0.01
+"""A unit with less of the exposed time is not listed."""
 
 
 def by_unit(run: RunSnapshot, limit: int) -> str:
@@ -92,14 +89,16 @@ def by_unit(run: RunSnapshot, limit: int) -> str:
     rank = most_exposed(run.ranks)
     if rank is None or not rank.communication.traffic:
         return ""
+    traffic = rank.communication.traffic
+    total = sum(row.exposed_seconds for row in traffic)
+    shown = [row for row in traffic[:limit] if row.exposed_seconds >= _MIN_SHOWN * total]
     blocks = [
         f"Waits of rank {rank.rank} per step (mean of the last ten steps)",
-        text_table(rank.communication.traffic[:limit], *_OF_UNITS),
+        text_table(shown, *_OF_UNITS),
     ]
-    hidden = rank.communication.traffic[limit:]
-    if hidden:
-        exposed = sum(row.exposed_seconds for row in hidden)
-        blocks.append(f"  ... and {len(hidden)} more, {human_seconds(exposed)} exposed")
+    if hidden := len(traffic) - len(shown):
+        exposed = total - sum(row.exposed_seconds for row in shown)
+        blocks.append(f"  ... and {hidden} more, {human_seconds(exposed)} exposed")
     if rank.communication.wait_seconds is not None:
         waits = human_seconds(rank.communication.wait_seconds)
         blocks.append(f"  total wait for late ranks: {waits} per step; rows may overlap")
@@ -126,21 +125,6 @@ def _link_peaks_text(rank: RankSnapshot) -> str:
                 f"{human_ratio(top / rate)}"
             )
     return f"  the links' peak: {'; '.join(phrases)}" if phrases else ""
-
-
-def by_size(run: RunSnapshot) -> str:
-    """How large the collectives of the rank that waits most are; "" without any."""
-    rank = most_exposed(run.ranks)
-    if rank is None or not rank.communication.sizes:
-        return ""
-    bounds = [*(f"<= {human_bytes(bound).replace('.0', '')}" for bound in SIZE_BOUNDS), "larger"]
-    used = [i for i in range(len(bounds)) if any(row.calls[i] for row in rank.communication.sizes)]
-    rows = [
-        (row.op, *(human_count(row.calls[i]) if row.calls[i] else "-" for i in used))
-        for row in rank.communication.sizes
-    ]
-    header = ("op", *(bounds[i] for i in used))
-    return f"Collectives of rank {rank.rank} by size (timed steps)\n{aligned_table(header, rows)}"
 
 
 def nccl_block(run: RunSnapshot) -> str:

@@ -60,14 +60,6 @@ class JobLedger:
         """The share of *row* in all seconds."""
         return row.seconds / self.rank_seconds
 
-    @property
-    def unit_note(self) -> str:
-        """The meaning of the column of tokens, or why there is none."""
-        if not self.unit:
-            return "tokens n/a: no batch of the last attempt is known"
-        rate = f"{self.per_second:,.4g} {self.unit} per useful rank-second"
-        return f"{self.unit}: what that time could have trained, at {rate}"
-
 
 def job_ledger(runs: Sequence[RunSnapshot]) -> JobLedger:
     """The ledger of one job: the runs that were submitted one after another, in any order."""
@@ -148,6 +140,19 @@ def cause_text(row: LedgerRow) -> str:
     return f"{name}{_JOINED.get(row.cause, ' of ')}{row.of}"
 
 
+def cause_seconds(job: JobLedger, *, is_short: bool = False) -> dict[str, float]:
+    """Seconds by cause; *is_short*: the parts of set-up together, and what is below 1 % in one row."""
+    totals: dict[str, float] = {}
+    for row in job.rows:
+        is_part = is_short and row.cause is Cause.SET_UP
+        name = NAMES[row.cause] if is_part else cause_text(row)
+        totals[name] = totals.get(name, 0.0) + row.seconds
+    small = [name for name, seconds in totals.items() if seconds < _MIN_PART * job.rank_seconds]
+    if is_short and len(small) > 1:
+        totals[f"{len(small)} causes below 1 %"] = sum(map(totals.pop, small))
+    return totals
+
+
 _JOINED = {Cause.WAITING: " for ", Cause.HANG: ", waiting for ", Cause.SET_UP: ": "}
 
 
@@ -162,7 +167,7 @@ def startup_parts_text(rank: RankSnapshot) -> str:
 
 
 _MIN_PART = 0.01
-"""A shorter part of the start-up is not named."""
+"""A shorter part of the start-up, or of a ledger in a report, is not named."""
 
 
 def activity_texts(run: RunSnapshot) -> list[str]:

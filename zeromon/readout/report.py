@@ -1,7 +1,7 @@
 """The report of a run: a text that fits a terminal. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from zeromon.base.units import (
     human_bytes,
@@ -36,7 +36,6 @@ from zeromon.readout.breakdown import (
 )
 from zeromon.readout.communication_report import (
     by_operation,
-    by_size,
     by_unit,
     check_text,
     dim_block,
@@ -64,7 +63,7 @@ from zeromon.readout.text import (
     resolved_texts,
     run_state,
 )
-from zeromon.readout.throughput import how_far, progress_text, throughput_text
+from zeromon.readout.throughput import progress_text, throughput_text
 from zeromon.readout.verdict import SIGNS, judge_run
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.focus import first_counted
@@ -76,12 +75,11 @@ from zeromon.snapshot.step import StepRange
 
 def memory_block(ranks: Sequence[RankSnapshot]) -> str:
     """The memory of each rank at its last sample, and its out-of-memory risk."""
-    workers: Column[RankSnapshot] = Column("workers", lambda rank: workers_text(rank.memory.workers))
     rows = text_table(
         ranks,
         Column("rank", lambda rank: str(rank.rank)),
         Column("RSS", lambda rank: rank.memory.rss_bytes, figures.BYTES),
-        *([workers] if any(rank.memory.workers for rank in ranks) else []),
+        Column("workers", lambda rank: workers_text(rank.memory.workers)),
         _allocator_column("allocated"),
         _allocator_column("reserved"),
         Column("peak", _allocated_peak_text),
@@ -119,16 +117,7 @@ def by_role(run: RunSnapshot) -> str:
         Column("unexplained", lambda role: "-" if role.plain is None else _unexplained_text(role)),
     )
     sampled = "at the optimizer step; gathered parameters at their peak"
-    blocks = [f"Memory of rank {rank.rank} by role ({sampled})\n{rows}"]
-    if causes := causes_beyond_formula(rank):
-        cause_lines = [
-            f"  +{human_bytes(nbytes):>9}  {subject}" for nbytes, subject in causes[:_MAX_CAUSES]
-        ]
-        blocks.append("Memory beyond the ZeRO formula\n" + "\n".join(cause_lines))
-    return "\n\n".join(blocks)
-
-
-_MAX_CAUSES = 8
+    return f"Memory of rank {rank.rank} by role ({sampled})\n{rows}"
 
 
 def causes_beyond_formula(rank: RankSnapshot) -> list[tuple[int, str]]:
@@ -253,12 +242,16 @@ def render_run(
     *ranges*: the parts of a long run. *annotation*: what its user wrote about it. *past*: all findings
     of its record, of which those are shown that were over before its end.
     """
-    blocks = [head_block(run, annotation or About()), attempt_block(run), ledger_block([run])]
+    blocks = [
+        head_block(run, annotation or About()),
+        attempt_block(run),
+        ledger_block([run], is_short=True),
+    ]
     if run.ranks:
         blocks += [
-            spread_block(run), _rank_block(run), _over_time(ranges), phase_block(run), activities(run),
-            stage_block(run), by_operation(run), dim_block(run), by_unit(run, 8), by_size(run),
-            nccl_block(run), memory_block(_shown_ranks(run)), by_role(run), offload_block(run),
+            spread_block(run), _rank_block(run), _over_time(ranges), phase_block(run),
+            stage_block(run), by_operation(run), dim_block(run), by_unit(run, 8), nccl_block(run),
+            memory_block(_shown_ranks(run)), by_role(run), offload_block(run),
             engine_block(run), deaths(run), settings_block(run, written_only=True),
         ]  # fmt: skip
     blocks.append(_findings_of([f for f in run.findings if f.rule != "rank_died"]))  # see deaths()
@@ -332,8 +325,8 @@ def _rank_block(run: RunSnapshot) -> str:
     if paces:
         _, slowest = max(paces, key=lambda pair: pair[0])
         tail += "\n" + _wrap_text(f"rank {slowest.rank} is {pace_text(slowest)}")
-    if how_far(run) is not None:
-        tail += "\n" + _wrap_text(progress_text(run))
+    if progress := progress_text(run):
+        tail += "\n" + _wrap_text(progress)
     if (teller := figures.best_informed(run)) is not None:
         tail += "\n" + _wrap_text(f"training, by rank {teller.rank}: {figures.training_text(teller)}")
     return f"Steps (mean of the last {WINDOW} timed steps, excluding the first step)\n{rows}{tail}"
@@ -426,31 +419,38 @@ def finding_lines(finding: Finding) -> list[str]:
 _BAR = 30
 
 
-def ledger_block(runs: Sequence[RunSnapshot], per: Sequence[tuple[str, float]] = ()) -> str:
+def ledger_block(
+    runs: Sequence[RunSnapshot], per: Sequence[tuple[str, float]] = (), *, is_short: bool = False
+) -> str:
     """Every second of the ranks of *runs*, which are one job; "" where nothing is known.
 
-    *per*: further columns, with what a second is worth in each (kWh, money).
+    *per*: further columns, with what a second is worth in each (kWh, money). *is_short*: see
+    :func:`ledger.cause_seconds`.
     """
     job = ledger.job_ledger(runs)
     if not job.rows:
         return ""
-    work = [(job.unit, job.per_second)] if job.unit else []
-    blocks = [f"Ledger: {ledger.goodput_headline(job)}", _ledger_table(job, [*work, *per])]
-    blocks += [f"  {note}" for note in (job.unit_note, *job.notes)]
+    blocks = [
+        f"Ledger: {ledger.goodput_headline(job)}",
+        _ledger_table(job, per, ledger.cause_seconds(job, is_short=is_short)),
+    ]
+    blocks += [f"  {note}" for note in job.notes]
     saves = ledger.checkpoint_text(runs[-1])
     return "\n".join([*blocks, f"  {saves}"] if saves else blocks)
 
 
-def _ledger_table(job: ledger.JobLedger, per: Sequence[tuple[str, float]]) -> str:
+def _ledger_table(
+    job: ledger.JobLedger, per: Sequence[tuple[str, float]], causes: Mapping[str, float]
+) -> str:
     def cells_of_row(name: str, seconds: float) -> tuple[str, ...]:
         amounts = (seconds * factor for _, factor in per)
         worth = (human_count(a) if a >= 1000 else f"{a:.4g}" for a in amounts)
         return name, human_seconds(seconds), human_ratio(seconds / job.rank_seconds), *worth
 
-    rows = [cells_of_row(ledger.cause_text(row), row.seconds) for row in job.rows]
+    rows = list(map(cells_of_row, causes, causes.values()))
     header = ("cause", "of all ranks", "share", *(name for name, _ in per))
     body = aligned_table(header, [*rows, cells_of_row("sum", job.rank_seconds)]).splitlines()
-    bars = ["", *("#" * round(_BAR * job.share(row)) for row in job.rows), ""]
+    bars = ["", *("#" * round(_BAR * seconds / job.rank_seconds) for seconds in causes.values()), ""]
     return "\n".join(f"{row}  {bar}".rstrip() for row, bar in zip(body, bars, strict=True))
 
 

@@ -7,6 +7,7 @@ people, and what a terminal needs to place it.
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Generic, TypeVar
 
 from zeromon.base.units import human_seconds, printable
@@ -364,7 +365,7 @@ FINDING_COLUMNS: Columns[Finding] = (
     Column("expected", lambda f: f.remedy and f.remedy.gain_low_seconds, SECONDS, 18, 1,
            lambda f: "-" if f.remedy is None else effect_text(f.remedy) or "see below",
            tone=lambda _, f: "dim" if not f.remedy else "good" if effect_text(f.remedy) else ""),
-    Column("what", lambda f: f.text, TEXT, 20, tone=lambda _, f: MARKS[f.severity][1], grows=True),
+    Column("what", lambda f: f.text, TEXT, 44, tone=lambda _, f: MARKS[f.severity][1], grows=True),
 )  # fmt: skip
 
 
@@ -388,9 +389,14 @@ def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def text_table(rows: Iterable[Row], *columns: Column[Row], cuts: Sequence[int] = ()) -> str:
-    """A table of *rows* with *columns*; with *cuts*, it is a :func:`fitted_table`."""
+    """A table of *rows* with *columns*, without those that have ``-`` in each row.
+
+    With *cuts*, it is a :func:`fitted_table`.
+    """
     cells = [[column.text(row) for column in columns] for row in rows]
-    return fitted_table([column.name for column in columns], cells, *cuts)
+    filled = [not cells or any(row[at] != "-" for row in cells) for at in range(len(columns))]
+    header = compress((column.name for column in columns), filled)
+    return fitted_table([*header], [[*compress(row, filled)] for row in cells], *cuts)
 
 
 def fitted_table(header: Sequence[str], rows: Sequence[Sequence[str]], *cuts: int) -> str:

@@ -422,6 +422,13 @@ def finding_text(finding: Finding) -> str:
     return f"{rank_prefix(finding.rank)}{finding.text}"
 
 
+def leading_clauses(sentence: str, width: int) -> str:
+    """The first clauses of *sentence*, which ``; `` divides, that fit *width*; at least one."""
+    while len(sentence) > width and "; " in sentence:
+        sentence = sentence.rpartition("; ")[0]
+    return sentence
+
+
 def clock(wall_time: float) -> str:
     """``2026-11-25 18:02:11``: *wall_time*, seconds since the epoch, in local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_time))

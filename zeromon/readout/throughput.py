@@ -24,7 +24,7 @@ from zeromon.snapshot.step import settled_steps
 
 _UNTOLD = "no batch size seen from a wrapped model or DataLoader"
 _DIVIDED = "no wrapper and no device mesh says how the ranks divide a batch"
-_NO_TOKENS = "batches hold no tokens: the model got no input_ids and no matrix of integers"
+_NO_TOKENS = "batches hold no tokens"
 _STANDS = "no step ends"
 
 
@@ -234,10 +234,10 @@ def _goal_of_rank(run: RunSnapshot, rank: RankSnapshot) -> tuple[int, int, str] 
 
 
 def progress_text(run: RunSnapshot) -> str:
-    """``step 120 of 1,000, about 12 min left``; what is not known is n/a."""
+    """``step 120 of 1,000, about 12 min left``; "" where nothing says how many steps there are."""
     reached = how_far(run)
     if reached is None:
-        return "n/a: neither a trainer, a DataLoader with a length nor --steps says how many steps"
+        return ""
     unit = " of this epoch" if reached.by == "DataLoader" else ""
     sentence = f"step {human_count(reached.step)} of {human_count(reached.of)}{unit}"
     if reached.left_seconds is None:

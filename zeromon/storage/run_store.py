@@ -155,10 +155,11 @@ def manifest_of_run(run: RunSnapshot) -> Manifest:
         worst=next((s for s in Severity if s in severities), ""),
         job=run.job,
         health=judged.health,
-        cause=judged.cause if judged.severity in (Severity.WARNING, Severity.CRITICAL) else "",
+        cause=judged.cause if judged.severity in _SEVERE or not run.ranks else "",
     )
 
 
+_SEVERE = (Severity.WARNING, Severity.CRITICAL)
 _MANIFEST = msgspec.json.Decoder(Manifest)
 _ABOUT = msgspec.json.Decoder(About)
 

@@ -474,9 +474,9 @@ class ZeromonApp(App[int]):
             for binding in type(owner).BINDINGS:
                 if isinstance(binding, Binding) and binding.description:
                     action = f"{prefix}.{binding.action}"
-                    yield SystemCommand(
-                        binding.description, f"key {sign(binding.key)}", partial(self._run, action)
-                    )
+                    # A help text would take a second line of the list
+                    title = f"{binding.description}  ({sign(binding.key)})"
+                    yield SystemCommand(title, "", partial(self._run, action))
         nearest = nearest_oom(self.model.ranks) if self.model is not None else None
         if nearest is not None:
             open_it = partial(self.open_rank, nearest[0].rank)

@@ -15,6 +15,7 @@ from typing import Any, Generic
 from zeromon.base.units import formula_safe_cell
 from zeromon.readout.figures import FIGURES, SECONDS, WAITS, Figure
 from zeromon.readout.tables import Column, Columns, Row
+from zeromon.readout.text import leading_clauses
 from zeromon.snapshot import RankSnapshot
 from zeromon.tui.line import Line, clean, fit, text_tail
 
@@ -66,6 +67,8 @@ def row_spans(laid: Sequence[tuple[Column[Row], int]], row: Row) -> Line:
         cell_text = clean(cell_text)
         if column.ends:
             cell_text = text_tail(cell_text, size - 1)
+        elif column.grows:
+            cell_text = leading_clauses(cell_text, size - 1)
         cell_text = fit(cell_text, size - 1, right=not column.is_left_aligned)
         if tone:
             spans += [(bare, ""), (cell_text, tone)] if bare else [(cell_text, tone)]

@@ -47,7 +47,9 @@ def opening_entries(run: RunSnapshot, findings: Iterable[Finding]) -> tuple[LogE
         if (finding.rule, finding.came) not in moved:
             entries.append((finding.came, _appeared_event(finding)))
         if finding.gone is not None and (finding.rule, finding.gone) not in moved:
-            entries.append((finding.gone, _vanished_event(finding)))
+            gone = finding.gone
+            standing = (f for f in past if f.came < gone and (f.gone is None or f.gone > gone))
+            entries.append((gone, _vanished_event(finding, standing)))
     recorded = [LogEntry(wall, clean(message), tone) for wall, (message, tone) in entries]
     # The record has the standing findings, too: the log would list them twice
     current = events_between_snapshots(None, replace(run, findings=()) if recorded else run)
@@ -73,7 +75,7 @@ def _rank_events(previous: RunSnapshot | None, run: RunSnapshot) -> _Events:
     old = {rank.rank: rank for rank in previous.ranks} if previous is not None else {}
     fresh = [rank for rank in run.ranks if rank.rank not in old]
     if fresh:
-        verb = "follows" if previous is None else "new:"
+        verb = "watching" if previous is None else "new:"
         yield f"{verb} {_rank_list(fresh)}, {fresh[0].strategy} on {run.node}", ""
     ranks_by_fact: dict[str, list[RankSnapshot]] = {}
     for rank in run.ranks:
@@ -116,15 +118,17 @@ def _finding_events(previous: RunSnapshot | None, run: RunSnapshot) -> _Events:
     vanished = [finding for key, finding in old.items() if key not in new]
     moved = {f.rule for f in vanished} & {f.rule for f in appeared if _may_move(f)}
     yield from (_appeared_event(finding) for finding in appeared if finding.rule not in moved)
-    yield from (_vanished_event(finding) for finding in vanished if finding.rule not in moved)
+    yield from (_vanished_event(f, new.values()) for f in vanished if f.rule not in moved)
 
 
 def _appeared_event(finding: Finding) -> tuple[str, str]:
     return f"{finding.code} {finding_text(finding)}", _TONES.get(finding.severity, "")
 
 
-def _vanished_event(finding: Finding) -> tuple[str, str]:
-    prefix = rank_prefix(finding.rank)
+def _vanished_event(finding: Finding, standing: Iterable[Finding]) -> tuple[str, str]:
+    """The end of *finding*; its rank only where the rule holds on others: it may have begun there."""
+    still_holds = any(other.rule == finding.rule for other in standing)
+    prefix = rank_prefix(finding.rank) if still_holds else ""
     return f"{finding.code} {prefix}no longer: {finding.rule.replace('_', ' ')}", "dim"
 
 

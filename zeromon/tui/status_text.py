@@ -2,26 +2,25 @@
 
 import re
 import time
-from collections.abc import Callable
 
 from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.readout import throughput
 from zeromon.readout.figures import run_step_seconds
 from zeromon.readout.tables import TONES, tone_of
-from zeromon.readout.text import overhead_text, pause_seconds
+from zeromon.readout.text import leading_clauses, pause_seconds
 from zeromon.readout.verdict import SIGNS, exposed_severity, judge_run, risk_level, state_beside
 from zeromon.snapshot import RiskCause, RunSnapshot, Severity
 from zeromon.snapshot.focus import highest_exposed_ratio, nearest_oom
 from zeromon.snapshot.levels import OOM
 from zeromon.snapshot.memory import Risk
 from zeromon.tui.columns import DisplayOptions
-from zeromon.tui.line import Line, clean
+from zeromon.tui.line import Line, clean, line_width
 
 _TONES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.INFO: "dim", None: "good"}
 
 
-def head_line(run: RunSnapshot) -> Line:
-    """The first line: run, its health in a word, state, strategy, ranks, node and device."""
+def head_line(run: RunSnapshot, width: int = 200) -> Line:
+    """The first line: run, its health in a word, state; then strategy, ranks, node, device that fit."""
     judged = judge_run(run)
     tone = _TONES[judged.severity]
     spans: Line = [(" zeromon ", "badge"), (f" {clean(run.run)} ", "bold")]
@@ -37,7 +36,12 @@ def head_line(run: RunSnapshot) -> Line:
         if present == first_rank.world_size:
             count = f"{human_count(first_rank.world_size)} rank{'s' * (first_rank.world_size != 1)}"
         facts = [first_rank.strategy, count, f"on {run.node}", re.sub(r":\d+", "", first_rank.device)]
-        spans.append(("  " + " · ".join(clean(fact) for fact in facts if fact), "dim"))
+        chosen: list[str] = []
+        for fact in filter(None, map(clean, facts)):
+            if line_width(spans) + len(" · ".join((*chosen, fact))) + 2 > width:
+                break
+            chosen.append(fact)
+        spans += [(f"  {' · '.join(chosen)}", "dim")] if chosen else []
     return spans
 
 
@@ -49,7 +53,7 @@ def verdict_line(run: RunSnapshot, width: int = 200) -> Line:
     if len(sentence) + 3 > width and judged.short:
         sentence = clean(judged.short)
     sign = "·" if tone in ("good", "dim") else SIGNS[judged.severity]
-    return [(f" {sign} ", tone), (sentence, "" if tone == "good" else tone)]
+    return [(f" {sign} ", tone), (leading_clauses(sentence, width - 3), "" if tone == "good" else tone)]
 
 
 def level_and_cause(risk: Risk) -> str:
@@ -76,62 +80,39 @@ def tokens_per_second(run: RunSnapshot, options: DisplayOptions) -> float | str:
 
 
 def run_figures(run: RunSnapshot, options: DisplayOptions) -> list[tuple[str, str, str]]:
-    """The run in numbers: (name, value, tone)."""
+    """The run in numbers, as far as they are known: (name, value, tone)."""
     ranks, spreads = run.ranks, run.fleet.spreads if run.fleet is not None else {}
     pace = spreads["step_seconds"].median if "step_seconds" in spreads else run_step_seconds(ranks)
-    overlaps = [
-        rank.communication.overlap_ratio
-        for rank in ranks
-        if rank.communication.overlap_ratio is not None
-    ]
-    exposed, overlap = highest_exposed_ratio(ranks), min(overlaps, default=None)
-    if "overlap_ratio" in spreads:  # the ranks of the snapshot are not those that overlap least
-        overlap = spreads["overlap_ratio"].least
-    nearest = nearest_oom(ranks)
+    exposed, nearest = highest_exposed_ratio(ranks), nearest_oom(ranks)
     rate = tokens_per_second(run, options)
     used = throughput.mfu_of_run(run, rate, options.peak_flops)
     moves = pace is not None and pause_seconds(run) is None
     ratios = [r.requests.check.error_ratio for r in ranks if r.requests.check is not None]
     deviation = max((abs(error) for error in ratios if error is not None), default=None)
     deviation_text = "" if deviation is None else f" (a trace differs by {deviation * 100:.0f} %)"
-    rows = [
-        ("step", human_seconds(pace) if pace else "n/a", "bold" if moves else "dim"),
-        ("steps/s", f"{1 / pace:.3g}" if pace and moves else "n/a", "" if moves else "dim"),
-        ("exposed", human_ratio(exposed) + deviation_text,
-         "dim" if exposed is None else TONES[exposed_severity(run)]),
-        ("overlap", human_ratio(overlap), ""),
-        ("OOM risk", human_ratio(nearest[1].ratio if nearest else None),
-         tone_of(nearest[1].ratio if nearest else None, OOM)),
-        ("tokens/s", *_figure_or_unknown(rate, human_count)),
-        ("MFU", *_figure_or_unknown(used, human_ratio)),
-    ]  # fmt: skip
-    if throughput.how_far(run) is not None:
-        rows.append(("progress", throughput.progress_text(run), ""))
-    if (cost := overhead_text(ranks)) != "n/a":
-        rows.append(("agent's cost", cost, "dim"))
+    rows = [("step", human_seconds(pace), "bold" if moves else "dim")] if pace else []
+    rows += [("steps/s", f"{1 / pace:.3g}", "")] if pace and moves else []
+    rows += [("progress", progress, "")] if (progress := throughput.progress_text(run)) else []
+    if exposed is not None:
+        rows.append(("exposed", human_ratio(exposed) + deviation_text, TONES[exposed_severity(run)]))
+    if nearest is not None:
+        rows.append(("OOM risk", human_ratio(nearest[1].ratio), tone_of(nearest[1].ratio, OOM)))
+    for name, value, text_of in (("tokens/s", rate, human_count), ("MFU", used, human_ratio)):
+        if isinstance(value, float) or value.startswith("error"):
+            rows.append((name, text_of(value) if isinstance(value, float) else value, ""))
     return rows
 
 
-def _figure_or_unknown(value: float | str, text_of: Callable[[float], str]) -> tuple[str, str]:
-    """A figure and its tone; of an unknown one only an error says more than n/a."""
-    if isinstance(value, float):
-        return text_of(value), ""
-    return value if value.startswith("error") else "n/a", "dim"
-
-
 def figures_line(run: RunSnapshot, options: DisplayOptions, width: int) -> Line:
-    """The run in numbers, as one line of *width*: what was asked for first, what is unknown last.
+    """The run in numbers, as one line of *width*: what was asked for first.
 
     A figure that does not fit is left out, whole.
     """
     requested = {"step"}
     requested |= {"tokens/s"} if options.tokens_per_step else set()
     requested |= {"MFU"} if options.peak_flops else set()
-    requested |= {"progress"} if run.planned_steps else set()
     row: Line = []
-    for name, value, tone in sorted(
-        run_figures(run, options), key=lambda entry: (entry[0] not in requested, entry[1] == "n/a")
-    ):
+    for name, value, tone in sorted(run_figures(run, options), key=lambda row: row[0] not in requested):
         spans = [(f" {name} ", "dim"), (f"{value} ", tone)]
         if sum(len(chunk) for chunk, _ in (*row, *spans)) <= width + 1:  # the last blank is none
             row += spans

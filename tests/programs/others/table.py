@@ -12,7 +12,7 @@ ACCELERATE = (
     "env ACCELERATE_USE_CPU=true {python} -m accelerate.commands.launch --multi_gpu --num_machines 1 "
     f"--num_processes {RANKS} --mixed_precision no --dynamo_backend no --main_process_port {{port}}"
 )
-AGAIN = ("ZM014", "ZM301", "ZM314", "ZM605")
+AGAIN = ("ZM014", "ZM301", "ZM605")
 FSDP1 = "torch's FSDP1 wants an accelerator unless it is given a device"
 MEMORY = "its recipes read a device's memory statistics"
 REFUSED = "Lightning refuses it"
@@ -29,7 +29,7 @@ class Program(NamedTuple):
     steps: int
     """Optimizer steps of a rank in the last attempt."""
     attempts: int = 1
-    judged: tuple[str, ...] = ("ZM301", "ZM314", "ZM605")
+    judged: tuple[str, ...] = ("ZM301", "ZM605")
     """Codes of findings that a person has read on this program and found true: gloo on two cores."""
     fails: str = ""
     """Why it does not run on a CPU, with zeromon or without: its exit codes must be equal, and not 0."""

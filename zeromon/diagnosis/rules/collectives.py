@@ -52,8 +52,8 @@ def tiny_collectives(run: RunSnapshot) -> Iterable[Match]:
     persistent = [row for row in moving if row.unit == PERSISTENT]
     fixed = _call_count(persistent) > 0.5 * _call_count(moving)
     evidence = (
-        f"{human_count(count)} collectives a step ({human_ratio(calls)}) move "
-        f"{human_bytes(TINY_BYTES)} or less: {human_ratio(nbytes)} of the bytes, "
+        f"{human_count(count)} collectives per step ({human_ratio(calls)}) move "
+        f"{human_bytes(TINY_BYTES)} or less; {human_ratio(nbytes)} of the bytes, "
         f"{human_ratio(seconds)} of the time"
         + (f"; {human_count(_call_count(persistent))} of them {_FIXED}" if fixed else "")
     )
@@ -82,9 +82,8 @@ def _script_all_reduces(run: RunSnapshot, rank: RankSnapshot) -> Match | None:
     # A wrapper reduces gradients itself: what the script averages beside it is something else
     averages = rank.sharding_strategy == Strategy() and 0 < AVERAGED * params <= nbytes
     evidence = (
-        f"the script itself issues {human_count(calls)} all_reduces per step, of "
-        f"{human_bytes(nbytes / calls)} each{f', mostly at {location}' if location else ''}: "
-        f"{human_ratio(share)} of a step waits for them"
+        f"{human_ratio(share)} of a step waits for the script's own {human_count(calls)} all_reduces; "
+        f"{human_bytes(nbytes / calls)} each{f', mostly at {location}' if location else ''}"
     )
     remedy = Remedy(
         cause="each collective costs its latency, however small it is"

@@ -76,7 +76,7 @@ def tensor_parallel_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     if share < MIN_SHARE:
         return
     evidence = (
-        f"{dimension.name} of {dimension.size} ranks spans {dimension.nodes} nodes, and its collectives "
+        f"{dimension.name} of {dimension.size} ranks spans {dimension.nodes} nodes; its collectives "
         f"wait {human_seconds(waits)} per step ({human_ratio(share)})"
     )
     remedy = Remedy(
@@ -117,24 +117,13 @@ def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
         f"{human_ratio(share)} of a step ({human_seconds(rank.communication.exposed_seconds)}) waits "
         f"for communication{detail}"
     )
+    overlap = rank.communication.overlap_ratio
+    if overlap is not None and overlap < POOR_OVERLAP and share >= AVOIDABLE.critical:
+        hidden = f"{human_ratio(overlap)} of the" if overlap >= 0.0005 else "no"
+        evidence += f"; {hidden} communication overlaps with compute"
     if dimensions := exposed_by_dimension(rank):
         evidence += f"; by dimension: {dimensions}"
-    yield Match(evidence, rank.rank, waits=Waits(share, EXPOSED))
-
-
-@rule("ZM314", once=True)
-def poor_overlap(run: RunSnapshot) -> Iterable[Match]:
-    """Hardly any communication is hidden, and it matters. Reported once."""
-    for rank in run.ranks:
-        overlap, share = rank.communication.overlap_ratio, rank.communication.exposed_ratio or 0.0
-        if overlap is None or rank.steps.watched_steps < SETTLED_STEPS:
-            continue
-        if overlap < POOR_OVERLAP and share >= AVOIDABLE.critical:
-            hidden = f"{human_ratio(overlap)} of the" if overlap >= 0.0005 else "no"
-            evidence = f"{hidden} communication overlaps with compute"
-            if rank.waits_in_each_bucket:
-                evidence += ": the compute stream waits in each of DDP's all-reduces"
-            yield Match(evidence, rank.rank, _other_backend(rank))
+    yield Match(evidence, rank.rank, _other_backend(rank), waits=Waits(share, EXPOSED))
 
 
 _AT_MOST = Gain(0.0, 1.0)
@@ -185,8 +174,8 @@ def pipeline_bubble(run: RunSnapshot) -> Iterable[Match]:
         share = max(by_more, by_split) / bubble.span_seconds
         if share >= MIN_SHARE:
             remedy = _new_split(row, by_split) if by_split > by_more else _add_batches(row, by_more)
-            sentences = filter(None, (bubble_text(row), slowest_text(row)))
-            evidence = f"{pipeline_text(row)}: {'; '.join(sentences)}"
+            sentences = filter(None, (bubble_text(row), slowest_text(row), pipeline_text(row)))
+            evidence = f"pipeline {'; '.join(sentences)}"
             yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))
 
 

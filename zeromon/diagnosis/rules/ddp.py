@@ -56,8 +56,8 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
     size = human_bytes(rank.unsharded_bytes)
     form, diff = _NO_SYNC[strategy.framework]
     evidence = (
-        f"each of {micro} micro-steps reduces its gradients: {human_seconds(exposed_seconds(grads))} a "
-        f"step, of which {human_seconds(saved)} ({human_ratio(share)}) are avoidable"
+        f"reducing in each of {micro} micro-steps wastes {human_ratio(share)} of a step; "
+        f"{human_seconds(saved)} of {human_seconds(exposed_seconds(grads))} per step"
     )
     remedy = Remedy(
         cause="gradients are only needed when the optimizer steps",
@@ -84,7 +84,7 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
     """Gradients go in so few buckets that hardly any of them is sent during backward."""
     rank = worst_rank(run)
     if rank is None or not rank.sharding_strategy.is_ddp or rank.waits_in_each_bucket:
-        return  # smaller buckets would be waited for as well (ZM314)
+        return  # smaller buckets would be waited for as well (ZM301)
     buckets = rank.unit_rows("all_reduce", "backward")
     waits, lasts = exposed_seconds(buckets), sum(row.seconds for row in buckets)
     total = sum(row.nbytes / max(row.calls, 1.0) for row in buckets)
@@ -98,9 +98,9 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
     hideable = min(waits * (1 - 1 / count), own_seconds(rank.steps.recent).get("backward", 0.0))
     gained = predicted_gain(run, _HIDDEN_REDUCES, hideable, bucket_cap_bytes=round(cap * MIB))
     evidence = (
-        f"{human_bytes(total)} of gradients go in {len(buckets)} "
-        f"bucket{'s' if len(buckets) > 1 else ''}: {human_seconds(waits)} per step "
-        f"({human_ratio(share)}) remain after backward"
+        f"gradients go in {len(buckets)} bucket{'s' if len(buckets) > 1 else ''}: "
+        f"{human_ratio(share)} of a step remains after backward; {human_seconds(waits)} per step for "
+        f"{human_bytes(total)}"
     )
     cause = "a bucket is sent when its last gradient is ready, which is the end of backward"
     diff = f"- DistributedDataParallel(model)\n+ DistributedDataParallel(model, bucket_cap_mb={cap:.2g})"

@@ -63,8 +63,8 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
         for limit in limits
     )
     evidence = (
-        f"{human_ratio(share)} of the gathered parameter bytes are requested only when they are needed; "
-        f"waiting for them takes {human_ratio(waits)} of a step "
+        f"late prefetches take {human_ratio(waits)} of a step; {human_ratio(share)} of the gathered "
+        f"parameter bytes are requested only when they are needed "
         f"({', '.join(f'{setting} is {value}' for setting, value in values.items())})"
     )
     remedy = Remedy(
@@ -146,7 +146,7 @@ def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
     saved = exposed_seconds(rows) / 2  # stage 2 gathers each parameter once a step, stage 3 twice
     yield Match(
         f"gathering parameters waits {human_seconds(exposed_seconds(rows))} per step "
-        f"({human_ratio(share)}), and {human_bytes(room_bytes(run, rank))} per rank are free",
+        f"({human_ratio(share)}); {human_bytes(room_bytes(run, rank))} per rank are free",
         rank.rank,
         Remedy(
             cause="stage 3 gathers parameters for forward and for backward, stage 2 once after the step",
@@ -262,7 +262,7 @@ def overlap_comm_off(run: RunSnapshot) -> Iterable[Match]:
     hideable = min(exposed_seconds(buckets), own_seconds(rank.steps.recent).get("backward", 0.0))
     evidence = (
         f"reducing gradients waits {human_seconds(exposed_seconds(buckets))} per step "
-        f"({human_ratio(share)}), and overlap_comm is off"
+        f"({human_ratio(share)}); overlap_comm is off"
     )
     remedy = Remedy(
         cause="buckets are reduced on the stream on which backward computes",

@@ -52,8 +52,7 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
         return
     largest = max((row.nbytes for row in rank.unit_rows("all_gather")), default=0)
     evidence = (
-        f"units all-gather parameters only on demand: {human_seconds(late)} per step "
-        f"({human_ratio(share)}) of exposed all-gathers"
+        f"all-gathers of units on demand wait {human_seconds(late)} per step ({human_ratio(share)})"
     )
     cause = "no unit's all-gather is under way while another unit computes"
     price = f"one more unit is gathered at once ({human_bytes(largest)})"
@@ -106,7 +105,7 @@ def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
     change = {"stage": ZeroStage.GRADIENTS, "reshards": False}
     gained = predicted_gain(run, _NOT_GATHERED, exposed_seconds(repeats), **change)
     evidence = (
-        f"re-gathering parameters in backward costs {human_seconds(exposed_seconds(repeats))} per step "
+        f"all-gathers repeated in backward cost {human_seconds(exposed_seconds(repeats))} per step "
         f"({human_ratio(share)}); {human_bytes(room_bytes(run, rank))} per rank are free"
     )
     cause = f"{_FREES[form]} frees parameters that backward needs soon after"

@@ -35,9 +35,7 @@ def data_wait(run: RunSnapshot) -> Iterable[Match]:
     if share < _MIN_WAIT_SHARE or (not _too_few_workers(rank) and _waits_for_new_workers(rank)):
         return
     workers = rank.config.loader.get("num_workers")
-    prepared = (
-        "" if workers is None else f", which {workers or 'no'} worker{'s' * (workers != 1)} prepare"
-    )
+    prepared = "" if workers is None else f"; {workers or 'no'} worker{'s' * (workers != 1)} prepare it"
     yield Match(
         f"{human_seconds(waits)} per step ({human_ratio(share)}) wait for the next batch"
         f"{prepared}{_main_batch_part(rank.training.loading)}",
@@ -151,7 +149,7 @@ def cpu_starved(run: RunSnapshot) -> Iterable[Match]:
     threads = rank.config.process.get("threads")
     note = f"; already uses only {threads} compute thread{'s' * (threads > 1)}" if threads else ""
     evidence = (
-        "main thread was runnable but waited for a CPU for "
+        "main thread waited for a CPU for "
         f"{human_ratio(rank.machine.pressure.minute_cpu_wait_ratio)} of the last minute"
         f"{_cpu_users_text(run) or shared}{note if remedy is None else ''}; "
         "other findings exclude this wait"
@@ -246,8 +244,8 @@ def slow_link(run: RunSnapshot) -> Iterable[Match]:
         share = rank.share_of_step(exposed_seconds(large))
         if peak and best_rate and best_rate < _SLOW * peak and share >= MIN_SHARE:
             evidence = (
-                f"the fastest large collective reaches {human_ratio(best_rate / peak)} of what "
-                f"{kind} can do, and {human_ratio(share)} of a step waits for them"
+                f"the fastest large collective reaches {human_ratio(best_rate / peak)} of "
+                f"{kind}; {human_ratio(share)} of a step waits for them"
             )
             yield Match(evidence, rank.rank, _NAME_THE_PATH, waits=Waits(share, AVOIDABLE))
 
@@ -285,7 +283,7 @@ def launch_bound(run: RunSnapshot) -> Iterable[Match]:
     if share >= MIN_SHARE and rank.steps.watched_steps >= MIN_STEPS:
         evidence = (
             f"the host sets the pace{scope} in {human_ratio(share)} of a step "
-            f"({human_seconds(pacing.starved_seconds)}): the device ends each phase right behind it; "
+            f"({human_seconds(pacing.starved_seconds)}); the device ends each phase right behind it; "
             f"to enqueue takes {launch_text(pacing.launch_seconds)}{used}"
         )
         yield Match(evidence, blamed, _ENQUEUE_LESS, waits=Waits(share, AVOIDABLE, blamed))

@@ -73,9 +73,9 @@ def garbage_collection(run: RunSnapshot) -> Iterable[Match]:
     if together < AVOIDABLE.warning * step_seconds:
         return
     evidence = (
-        f"Python's garbage collector stops the training thread in {len(pauses)} of the last "
-        f"{len(steps)} steps, for {human_seconds(max(pauses) / 1e9)} at most; the collections of all "
-        f"ranks take {human_seconds(together)} per step ({human_ratio(together / step_seconds)})"
+        f"garbage collection takes {human_seconds(together)} per step "
+        f"({human_ratio(together / step_seconds)}) on all ranks; it stops the training thread in "
+        f"{len(pauses)} of the last {len(steps)} steps, for up to {human_seconds(max(pauses) / 1e9)}"
     )
     remedy = Remedy(
         cause="many objects live, and ranks that collect at different steps wait for each other",
@@ -115,9 +115,9 @@ def recompilations(run: RunSnapshot) -> Iterable[Match]:
     if len(compiled) < 2 or share < AVOIDABLE.warning:
         return
     reasons = rank.config.compiled.get("recompile_reasons", [])
-    reason = f": {reasons[0]}" if reasons else "; TORCH_LOGS=recompiles names the guard that fails"
+    reason = f"; {reasons[0]}" if reasons else "; TORCH_LOGS=recompiles names the guard that fails"
     evidence = (
-        f"{len(compiled)} of the last {len(steps)} steps compiled again, "
+        f"{len(compiled)} of the last {len(steps)} steps recompiled: "
         f"{human_seconds(costs[rank.rank])} per step ({human_ratio(share)}){reason}"
     )
     cause = "a graph is compiled for each new shape or number that it was specialized for"
@@ -169,7 +169,7 @@ def slow_steps(run: RunSnapshot) -> Iterable[Match]:
         detail = "" if pauses.phase == "checkpoint" else f" ({PART_NAMES[pauses.phase]})"
         evidence = (
             f"{does} for {human_seconds(pauses.seconds)} {rhythm}{detail} since step "
-            f"{human_count(pauses.steps[0])}, {human_ratio(pauses.share)} of the time; "
+            f"{human_count(pauses.steps[0])}; {human_ratio(pauses.share)} of the time; "
             "the other ranks wait"
         )
         yield Match(evidence, pauses.rank, waits=Waits(pauses.share, LATE, pauses.rank, excess=True))
@@ -184,9 +184,9 @@ def slow_steps(run: RunSnapshot) -> Iterable[Match]:
     remedy = _persistent_workers(rank, slow) or _in_background(rank, slow)
     see = "" if remedy else _SEE.get(slow.cause, "")
     evidence = (
-        f"{human_count(len(slow.steps))} of the last {len(_later_steps(rank))} steps ({dots}{ids}) took "
-        f"{human_seconds(slow.lost_seconds)} more than the usual {human_seconds(slow.usual_seconds)}: "
-        f"{human_seconds(slow.of_cause_seconds)} of it {name}{see}"
+        f"{human_count(len(slow.steps))} of the last {len(_later_steps(rank))} steps took "
+        f"{human_seconds(slow.lost_seconds)} more than the usual {human_seconds(slow.usual_seconds)}; "
+        f"steps {dots}{ids}; {human_seconds(slow.of_cause_seconds)} of it {name}{see}"
     )
     yield Match(evidence, rank.rank, remedy)
 
@@ -354,7 +354,7 @@ def own_code(run: RunSnapshot) -> Iterable[Match]:
     if rank is None or share < OWN_CODE.warning:
         return
     location, seconds = busiest_line(rank), rank_parts(rank)["other"]
-    detail = f", mostly at {location}" if location else ""
+    detail = f"; mostly at {location}" if location else ""
     is_alone = min(shares.values()) < share / 2
     evidence = (
         f"{human_ratio(share)} of a step ({human_seconds(seconds)}) is the script's own code{detail}"

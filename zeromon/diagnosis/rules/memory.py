@@ -212,7 +212,7 @@ def stage_too_low(run: RunSnapshot) -> Iterable[Match]:
         roles = ", ".join(role.replace("_", " ") for role in step.roles)
         placement = "stay on the device" if step.moves else f"are on every one of {ranks} ranks"
         yield Match(
-            f"{risk.pool} memory is nearly full, and {human_bytes(nbytes)} of it ({roles}) {placement}",
+            f"{risk.pool} memory is nearly full; {human_bytes(nbytes)} of it ({roles}) {placement}",
             rank.rank,
             Remedy(
                 cause=f"{rank.strategy} does not {'offload' if step.moves else 'divide'} them",
@@ -241,8 +241,8 @@ def activations_dominate(run: RunSnapshot) -> Iterable[Match]:
             continue
         recomputes = any(model.get("recomputes") for model in rank.config.models)
         evidence = (
-            f"activations and temporaries take {human_bytes(nbytes)} of "
-            f"{human_bytes(risk.capacity_bytes)} at the peak of a step"
+            f"activations and temporaries peak at {human_bytes(nbytes)} of "
+            f"{human_bytes(risk.capacity_bytes)}"
             + ("; activation checkpointing is on already" if recomputes else "")
         )
         yield Match(evidence, rank.rank, None if recomputes else _recompute_remedy(nbytes))
@@ -273,7 +273,7 @@ def fragmentation(run: RunSnapshot) -> Iterable[Match]:
             continue
         slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
         yield Match(
-            f"{human_bytes(slack)} are reserved and not allocated, and {human_count(memory.retries)} "
+            f"{human_bytes(slack)} are reserved and not allocated; {human_count(memory.retries)} "
             "allocations had to be retried",
             rank.rank,
             Remedy(
@@ -347,8 +347,8 @@ def _loaded_by_all(run: RunSnapshot) -> Iterable[Match]:
         return
     rank, nbytes = shards[0], first_load.file_bytes
     yield Match(
-        f"each of {len(loads)} ranks of this node loaded the same checkpoint of {human_bytes(nbytes)} "
-        f"whole: {human_bytes(nbytes * len(loads))} of host memory, where all load at once",
+        f"each of {len(loads)} ranks loaded the same checkpoint of {human_bytes(nbytes)} whole; "
+        f"{human_bytes(nbytes * len(loads))} of this node's memory, where all load at once",
         rank.rank,
         Remedy(
             cause="torch.load reads the file into the memory of every rank, which keeps a shard of it",
@@ -372,7 +372,7 @@ def whole_model_on_every_rank(run: RunSnapshot) -> Iterable[Match]:
             continue
         rank_count = len(run.ranks)
         yield Match(
-            f"each rank built {human_bytes(built)} of parameters before stage 3 divided them: "
+            f"each rank built {human_bytes(built)} of parameters before stage 3 divided them; "
             f"{human_bytes(built * rank_count)} on this node",
             rank.rank,
             Remedy(

@@ -79,8 +79,8 @@ def _bound_by_link(rank: RankSnapshot) -> Iterable[Match]:
     if share < BLOCKED.critical:
         return
     evidence = (
-        f"{human_bytes(nbytes)} per step go one way between device and host: at what {link} that takes "
-        f"{human_seconds(nbytes / rate)} at least, {human_ratio(share)} of a step"
+        f"{human_ratio(share)} of a step moves {human_bytes(nbytes)} one way between device and host; "
+        f"at what {link} that takes {human_seconds(nbytes / rate)} at least"
     )
     yield Match(evidence, rank.rank, _less_often(rank, "the link needs that long for so many bytes"))
 
@@ -276,10 +276,8 @@ def pinned_memory_off(run: RunSnapshot) -> Iterable[Match]:
             continue
         rate, link = rank.path_peak("host_to_device")
         pageable = sum(row.host_bytes - row.pinned_bytes for row in rank.memory.roles)
-        note = f", which {link.removesuffix(' can do')} takes at {human_rate(rate)}" if rate else ""
-        evidence = (
-            f"{human_bytes(moved)} per step go one way between the device and pageable memory{note}"
-        )
+        note = f"; {link.removesuffix(' can do')} takes {human_rate(rate)}" if rate else ""
+        evidence = f"{human_bytes(moved)} per step go one way to or from pageable memory{note}"
         remedy = Remedy(
             cause="the driver copies from pageable memory through a buffer of its own, and the "
             "caller waits for it",
@@ -318,7 +316,7 @@ def host_memory_short(run: RunSnapshot) -> Iterable[Match]:
         (r.memory.host.cgroup for r in run.ranks if r.memory.host and r.memory.host.limit_bytes > 0), ""
     )
     yield Match(
-        f"model states of {ranks} take {human_bytes(sum(needs.values()))} of this host, and it "
+        f"model states of {ranks} take {human_bytes(sum(needs.values()))}; this host "
         f"has {human_bytes(capacity)} for them" + (f" (cgroup {limit})" if limit else ""),
         remedy=_off_the_host(neediest),
         severity=Severity.CRITICAL if sum(needs.values()) > capacity else None,
@@ -425,7 +423,7 @@ def offload_without_need(run: RunSnapshot) -> Iterable[Match]:
     diff = '- "offload_optimizer": {"device": "cpu"}'
     evidence = (
         f"the optimizer on the host takes {human_seconds(seconds)} per step ({human_ratio(share)})"
-        f", and the device has room for its {human_bytes(state_bytes)}"
+        f"; the device has room for its {human_bytes(state_bytes)}"
     )
     yield Match(evidence, rank.rank, _off_the_cpu(diff, _ALL_ON_DEVICE, seconds, state_bytes))
 

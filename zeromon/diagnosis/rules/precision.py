@@ -135,8 +135,8 @@ def _scale_tried_often(rank: RankSnapshot) -> Match | None:
         diff += f'\n- "hysteresis": {per_try:.0f}\n+ "hysteresis": {_USUAL_HYSTERESIS}'
     remaining = min(per_try, _USUAL_HYSTERESIS)
     return Match(
-        f"{human_ratio(share)} of the steps are skipped because the loss scale is doubled until it "
-        f"overflows: {tries.times} times in {tries.steps} steps, {per_try:.2g} skipped each time",
+        f"{human_ratio(share)} of the steps are skipped: the loss scale doubles until it overflows; "
+        f"{tries.times} times in {tries.steps} steps, {per_try:.2g} skipped each time",
         severity=Severity.WARNING if share >= MIN_SHARE else None,
         remedy=Remedy(
             cause=f"DeepSpeed doubles the scale after every {window} steps without an overflow",
@@ -161,7 +161,7 @@ def _scale_began_high(rank: RankSnapshot) -> Match | None:
     # The first overflows only count the hysteresis down: each one after them halves the scale
     settled_power = max(0, round(power - (lost - hysteresis + 1)))
     return Match(
-        f"the first {lost} steps were skipped, until the loss scale had come down from 2^{power:g} "
+        f"the first {lost} steps were skipped; then the loss scale had come down from 2^{power:g} "
         f"to 2^{settled_power}",
         remedy=Remedy(
             cause="the initial scale is too large for these gradients",
@@ -223,7 +223,7 @@ def bf16_emulated(run: RunSnapshot) -> Iterable[Match]:
         ):
             continue
         form, diff = _diff_to_fp16(rank, autocast=autocast)
-        evidence = f"the model computes in bf16 on {name}, whose compute capability is below 8.0"
+        evidence = f"bf16 is emulated on {name}; its compute capability is below 8.0"
         cause = "torch emulates bf16 there, through fp32"
         effect = "matrix products on the tensor cores, where the device has some"
         price = "a loss scale, and steps that overflow are skipped"

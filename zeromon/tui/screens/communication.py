@@ -165,6 +165,8 @@ def arrival_lines(
             *rows,
             *wrap_text("no collective of two ranks of this node is matched yet", width, "dim"),
         ]
+    if len(run.ranks) <= 2 and run.fleet is None:  # the one waits for as long as the other is late
+        return rows or wrap_text("no rank is late step after step", width, "dim")
     limit = max(1, height - len(rows) - 1)
     drawn = pick_latest_ranks(timed, limit)
     scale = max(

@@ -10,7 +10,7 @@ from textual.containers import Horizontal, Vertical
 from zeromon.base.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 from zeromon.readout import charts
 from zeromon.readout.breakdown import loading_text
-from zeromon.readout.communication_report import by_size, by_unit, nccl_block, stage_block
+from zeromon.readout.communication_report import by_unit, nccl_block, stage_block
 from zeromon.readout.figures import STEP, training_text
 from zeromon.readout.ledger import checkpoint_text, startup_parts_text
 from zeromon.readout.report import by_role, engine_block, offload_block, settings_block
@@ -28,7 +28,7 @@ from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.host import Device
 from zeromon.tui.columns import DisplayOptions, TableExport
 from zeromon.tui.drawing import chart_drawer
-from zeromon.tui.line import Line, clean, fit, wrap_text
+from zeromon.tui.line import Line, cells, clean, line_width, wrap_text
 from zeromon.tui.plots import plots_by_name
 from zeromon.tui.screens.overview import finding_lines, step_bars
 from zeromon.tui.screens.text import lines_of_report
@@ -95,46 +95,46 @@ class RankView(View):
 def rank_page(run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, width: int) -> list[Line]:
     """Identity, state, time, memory, device and communication of a rank."""
     status, steps, comm = rank.status, rank.steps, rank.communication
+    unknown = [
+        ("exposed", exposed_unknown(rank)), ("overlap", overlap_unknown(rank)),
+        ("busbw", busbw_unknown(rank)),
+    ]  # fmt: skip
+    notes = [(name, f"n/a: {reason}") for name, reason in unknown if reason]
+    notes += [("untimed", graph_note)] if (graph_note := in_graphs(rank)) else []
+    notes += [("training", training_text(rank))] if rank.training.scalars else []
     rows: list[Line] = [
-        _pairs(("pid", str(rank.pid)), ("node", rank.node), ("device", rank.device),
-               ("local rank", str(rank.local_rank)), ("strategy", rank.strategy)),
-        [("now        ", "dim"),
-         (clean(status.ended or doing(rank)), "bad" if status.failed else "bold")],
+        *_pairs(width, ("pid", str(rank.pid)), ("node", rank.node), ("device", rank.device),
+                ("local rank", str(rank.local_rank)), ("strategy", rank.strategy)),
+        *_paragraph(width, "now", status.ended or doing(rank), "bad" if status.failed else "bold"),
     ]  # fmt: skip
     if status.exception:
         rows += wrap_text(status.exception, width, "bad")
     rows += [
-        _pairs(("step", human_count(steps.last_step)), ("skipped", human_count(steps.skipped_steps)),
-               ("micro-steps", human_count(steps.micro_steps)),
-               ("mean step", STEP.text(rank)),
-               ("exposed", f"{human_seconds(comm.exposed_seconds)} ({human_ratio(comm.exposed_ratio)})"),
-               ("overlap", human_ratio(comm.overlap_ratio))),
-        *([[("exposed    n/a: ", "dim"), (reason, "")]] if (reason := exposed_unknown(rank)) else []),
-        *([[("overlap    n/a: ", "dim"), (reason, "")]] if (reason := overlap_unknown(rank)) else []),
-        *([[("busbw      n/a: ", "dim"), (reason, "")]] if (reason := busbw_unknown(rank)) else []),
-        *([[("untimed    ", "dim"), (graphs, "")]] if (graphs := in_graphs(rank)) else []),
-        *([[("training   ", "dim"), (training_text(rank), "")]] if rank.training.scalars else []),
-        _pairs(("late", human_seconds(comm.late_seconds)), ("waits", human_seconds(comm.wait_seconds)),
-               ("RSS", human_bytes(rank.memory.rss_bytes)), *_memory_pairs(rank)),
-        _pairs(("start-up", human_seconds(rank.ledger.startup_seconds)),
-               ("agent cost", overhead_text([rank])),
-               ("errors in hooks", human_count(rank.agent.errors)),
-               ("records lost", human_count(rank.agent.dropped))),
+        *_pairs(width, ("step", human_count(steps.last_step)),
+                ("skipped", human_count(steps.skipped_steps)),
+                ("micro-steps", human_count(steps.micro_steps)), ("mean step", STEP.text(rank)),
+                ("exposed", f"{human_seconds(comm.exposed_seconds)} "
+                            f"({human_ratio(comm.exposed_ratio)})"),
+                ("overlap", human_ratio(comm.overlap_ratio))),
+        *(row for note in notes for row in _paragraph(width, *note)),
+        *_pairs(width, ("late", human_seconds(comm.late_seconds)),
+                ("waits", human_seconds(comm.wait_seconds)),
+                ("RSS", human_bytes(rank.memory.rss_bytes)), *_memory_pairs(rank)),
+        *_pairs(width, ("start-up", human_seconds(rank.ledger.startup_seconds)),
+                ("agent cost", overhead_text([rank])),
+                ("errors in hooks", human_count(rank.agent.errors)),
+                ("records lost", human_count(rank.agent.dropped))),
         *(wrap_text(loading, width) if (loading := loading_text(rank)) else []),
         *(wrap_text(f"set-up: {startup}", width) if (startup := startup_parts_text(rank)) else []),
         *(wrap_text(checkpoint, width) if (checkpoint := checkpoint_text(run)) else []),
         [], *step_bars([rank], options, width),
     ]  # fmt: skip
     if rank.machine.device is not None:
-        rows += [[], *_device_lines(rank.machine.device)]
+        rows += [[], *_device_lines(rank.machine.device, width)]
     if rank.machine.pressure is not None:
         waits = f"{human_ratio(rank.machine.pressure.cpu_wait_ratio)} of its time waiting for a CPU"
-        rows.append(
-            _pairs(
-                ("host", waits),
-                ("pages from disk", f"{rank.machine.pressure.major_faults_per_second:.0f}/s"),
-            )
-        )
+        pages = f"{rank.machine.pressure.major_faults_per_second:.0f}/s"
+        rows += _pairs(width, ("host", waits), ("pages from disk", pages))
     rows += [risk_line(f"{risk.pool} risk  ", risk, "") for risk in rank.memory.risks]
     rows += _waiting_rank_lines(run, rank, width)
     findings = [finding for finding in run.findings if finding.rank == rank.rank]
@@ -159,18 +159,32 @@ def _waiting_rank_lines(run: RunSnapshot, rank: RankSnapshot, width: int) -> lis
 
 def _report_sections(run: RunSnapshot, width: int) -> list[Line]:
     blocks = (
-        stage_block(run), by_unit(run, 20), by_size(run), nccl_block(run),
+        stage_block(run), by_unit(run, 20), nccl_block(run),
         by_role(run), offload_block(run), engine_block(run),
         settings_block(run, written_only=True),
     )  # fmt: skip
     return [row for block in blocks if block for row in ([], *lines_of_report(block, width))]
 
 
-def _pairs(*pairs: tuple[str, str]) -> Line:
-    spans: Line = []
-    for index, (name, value) in enumerate(pairs):
-        spans += [(fit(name, 11) if not index else f"{name} ", "dim"), (clean(value) + "   ", "")]
-    return spans
+_MARGIN = 11
+
+
+def _pairs(width: int, *pairs: tuple[str, str]) -> list[Line]:
+    """Names and short values from left to right, on as many lines as *width* needs."""
+    rows: list[Line] = [[]]
+    for name, value in pairs:
+        label = f"   {name} " if rows[-1] else f"{name:<{_MARGIN - 1}} "
+        if rows[-1] and line_width(rows[-1]) + cells(label + value) > width:
+            label = f"{name} "
+            rows.append([(" " * _MARGIN, "")])
+        rows[-1] += [(label, "dim"), (clean(value), "")]
+    return rows
+
+
+def _paragraph(width: int, name: str, value: str, tone: str = "") -> list[Line]:
+    """A name and a long value, whose lines begin below one another."""
+    first, *below = wrap_text(value, max(1, width - _MARGIN), tone)
+    return [[(f"{name:<{_MARGIN}}", "dim"), *first], *([(" " * _MARGIN, ""), *row] for row in below)]
 
 
 def _memory_pairs(rank: RankSnapshot) -> Sequence[tuple[str, str]]:
@@ -184,22 +198,22 @@ def _memory_pairs(rank: RankSnapshot) -> Sequence[tuple[str, str]]:
     )  # fmt: skip
 
 
-def _device_lines(device: Device) -> list[Line]:
+def _device_lines(device: Device, width: int) -> list[Line]:
     power = f"{device.power_watts:.0f} W" if device.power_watts is not None else "n/a"
     heat = f"{device.temperature_celsius:.0f} °C" if device.temperature_celsius is not None else "n/a"
     table = [
-        _pairs(("device", device.name), ("busy", human_ratio(device.utilization_ratio)),
+        *_pairs(width, ("device", device.name), ("busy", human_ratio(device.utilization_ratio)),
                ("used", f"{human_bytes(device.used_bytes)} of {human_bytes(device.total_bytes)}"),
                ("power", power), ("temperature", heat)),
-        _pairs(("links", ""), ("PCIe in", human_rate(device.pcie_receive_bytes_per_second)),
+        *_pairs(width, ("links", ""), ("PCIe in", human_rate(device.pcie_receive_bytes_per_second)),
                ("out", human_rate(device.pcie_transmit_bytes_per_second)),
                ("NVLink in", human_rate(device.nvlink_receive_bytes_per_second)),
                ("out", human_rate(device.nvlink_transmit_bytes_per_second))),
     ]  # fmt: skip
     if device.sm_active_ratio is not None:
-        table.append(_pairs(("active", ""), ("SM", human_ratio(device.sm_active_ratio)),
+        table += _pairs(width, ("active", ""), ("SM", human_ratio(device.sm_active_ratio)),
                             ("tensor cores", human_ratio(device.tensor_active_ratio)),
-                            ("memory", human_ratio(device.dram_active_ratio))))  # fmt: skip
+                            ("memory", human_ratio(device.dram_active_ratio)))  # fmt: skip
     if device.throttle_reasons:
         table.append([("throttled  ", "dim"), (clean(", ".join(device.throttle_reasons)), "warn")])
     if device.ecc_errors or device.xid:

@@ -12,16 +12,20 @@ from textual.timer import Timer
 from zeromon.base.units import human_count
 from zeromon.readout.figures import MAPPED, RATIO
 from zeromon.readout.tables import NODE_COLUMNS, RANK_COLUMNS
+from zeromon.snapshot import RankSnapshot
 from zeromon.snapshot.run import FleetNode
 from zeromon.tui.columns import TableExport, nice_ceiling
 from zeromon.tui.drawing import Mesh, draw_heat_map, draw_heat_scale, fit_mesh_cells
 from zeromon.tui.line import Line, join_at_ends
+from zeromon.tui.screens.rank import rank_page
 from zeromon.tui.screens.view import View, why_no_rank
 from zeromon.tui.view_model import ViewModel
-from zeromon.tui.widgets.panel import Panel
+from zeromon.tui.widgets.panel import Page, Panel
 from zeromon.tui.widgets.table import Table
 
 _FOLLOWS_SECONDS = 0.1
+_MIN_MAPPED_RANKS = 5
+"""The table shows fewer at a glance."""
 
 
 class HeatMap(Panel):
@@ -94,6 +98,7 @@ class Ranks(View):
             nodes = Table(NODE_COLUMNS, lambda node: node.address, id="nodes", order="share", down=True)
             nodes.display = False
             yield nodes
+            yield Page("rank", id="rank-below")
 
     @property
     def _table(self) -> Table[Any]:
@@ -109,7 +114,11 @@ class Ranks(View):
             self._table.border_title = f"{human_count(len(nodes))} nodes, the worst rank of each"
             self._table.show(nodes)
         rows = _rows_of_map(len(nodes or model.ranks), self.size.width - 4, self.size.height)
-        self.query_one("#heat", HeatMap).styles.height = rows + 3
+        heat_map, page = self.query_one("#heat", HeatMap), self.query_one(Page)
+        heat_map.styles.height = rows + 3
+        heat_map.display = bool(nodes) or len(model.run.ranks) >= _MIN_MAPPED_RANKS
+        page.display = not heat_map.display and bool(model.ranks)
+        table.styles.height = len(model.ranks) + 3 if page.display else "1fr"
         self._redraw_heat_map(model)
 
     def _redraw_heat_map(self, model: ViewModel) -> None:
@@ -121,6 +130,10 @@ class Ranks(View):
             name = current.node
             at = next((i for i, node in enumerate(fleet.nodes) if node.node == name), -1)
         self.query_one("#heat", HeatMap).look_at(model, self._figure, at)
+        if isinstance(current, RankSnapshot):
+            page, options = self.query_one(Page), model.look
+            page.border_title = f"rank {current.rank}"
+            page.show(lambda width: rank_page(model.run, current, options, width))
 
     def action_nodes(self) -> None:
         """Shows the nodes of a large run instead of its ranks, or its ranks again."""
@@ -137,6 +150,9 @@ class Ranks(View):
 
     def action_figure(self) -> None:
         """Chooses the next figure of the map."""
+        if not self.query_one("#heat", HeatMap).display:
+            self.notify(f"the heat map is for {_MIN_MAPPED_RANKS} ranks and more", severity="warning")
+            return
         self._figure = (self._figure + 1) % len(MAPPED)
         self.show()
 

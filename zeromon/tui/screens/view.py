@@ -22,7 +22,7 @@ from zeromon.sources.base import Source
 from zeromon.tui import status_text
 from zeromon.tui.columns import TableExport
 from zeromon.tui.feed import RunChoice
-from zeromon.tui.line import Line, join_at_ends
+from zeromon.tui.line import Line, join_at_ends, line_width
 from zeromon.tui.view_model import ViewModel, draw_scrubber, status_line
 from zeromon.tui.widgets.panel import Keys, Panel
 from zeromon.tui.widgets.table import Table
@@ -167,13 +167,13 @@ class View(Screen[None]):
             waiting = self.host.trouble or "waiting for the first snapshot"
             head.show(lambda _w, _h: [[(" zeromon ", "badge"), (f"  {waiting}", "")]])
         else:
-            head.show(
-                lambda width, _h: [
-                    join_at_ends(
-                        status_text.head_line(model.run), status_line(model, now_seconds), width
-                    )
-                ]
-            )
+            status = status_line(model, now_seconds)
+
+            def draw_head(width: int, _height: int) -> list[Line]:
+                head_spans = status_text.head_line(model.run, width - line_width(status) - 1)
+                return [join_at_ends(head_spans, status, width)]
+
+            head.show(draw_head)
 
     def _is_laid_out(self) -> bool:
         """Returns whether the widgets exist: the clock's first tick may come before them."""
