@@ -48,7 +48,6 @@ class Injected(NamedTuple):
     tid: int
     """The stopped thread."""
     stopped_ns: int
-    """How long it was stopped."""
 
 
 def inject_line(pid: int, code: str, has_begun: Callable[[], bool], *, by_gdb: bool = False) -> Injected:
