@@ -89,7 +89,7 @@ def test_the_life_has_no_gap_and_no_two_alike(spans: list[tuple[float, float | N
 def test_the_bars_are_those_of_the_median_and_of_the_late_rank() -> None:
     ranks = [rank(n, wait_seconds=0.002 * n) for n in (0, 1, 2)]
     usual, late = step_bars(run(*ranks, stragglers=(LATE,)))
-    assert (usual.place, late.place, late.rank.rank) == ("median", "late", 1)
+    assert (usual.placement, late.placement, late.rank.rank) == ("median", "late", 1)
     for bar in (usual, late):
         assert bar.seconds == pytest.approx(sum(rank_parts(bar.rank).values()), rel=0.01)
         exposed = rank_parts(bar.rank)["exposed"]
@@ -105,7 +105,7 @@ def test_waiting_is_named_by_whom_the_rank_waits_for() -> None:
     blamed, nobody = run(*ranks, stragglers=(LATE,)), run(*ranks)
     assert "waits for rank 1 5.0 %" in step_bars(blamed)[0].text
     assert "waits for other ranks 5.0 %" in "; ".join(bar.text for bar in step_bars(nobody))
-    assert [bar.place for bar in step_bars(run(rank(0)))] == [""]
+    assert [bar.placement for bar in step_bars(run(rank(0)))] == [""]
     assert step_bars(run()) == ()
 
 

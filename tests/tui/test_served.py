@@ -88,7 +88,7 @@ def test_it_is_drawn_in_a_browser_and_hears_mouse_and_keys(address: str) -> None
         shows("in flight")
         drawn.clear()
         page.keyboard.press("5")
-        shows("arrives late, ")
+        shows("micro-steps")
         browser.close()
 
 

@@ -209,11 +209,8 @@ def _wait_for_answer(pid: int, watch: ProcessWatch, script: Path, answer: Path) 
                     time.sleep(0.01)
                     continue
                 raise AttachRefused(f"process {pid} has begun the attach and does not answer") from None
-            reason = (
-                "holds the interpreter's lock in C code"
-                if waits_for_interpreter(pid)
-                else ("did not execute the request")
-            )
+            held = waits_for_interpreter(pid)
+            reason = "holds the interpreter's lock in C code" if held else "did not execute the request"
             raise AttachRefused(
                 f"process {pid} {reason}; the request was withdrawn after {waited:.0f} s",
                 f"Its stacks can be read from outside: py-spy dump --native --pid {pid}",

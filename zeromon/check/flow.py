@@ -314,7 +314,6 @@ def _bound_names(node: ast.AST, done: set[ast.AST]) -> Iterator[tuple[str, ast.A
 
 
 def _is_on_self(node: ast.AST) -> bool:
-    """Returns whether *node* is an attribute of ``self``."""
     value = node.value if isinstance(node, ast.Attribute) else None
     return isinstance(value, ast.Name) and value.id == "self"
 

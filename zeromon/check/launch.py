@@ -389,8 +389,7 @@ _ONLY_IF_GIVEN: Sequence[str] = NAMES["accelerate"]["only_if_given"]
 
 def _option_of(name: str) -> str:
     """Returns the option of ``accelerate launch`` that sets the variable *name*; "" without one."""
-    option: str = load_schema()["accelerate"]["environment"].get(name, "")
-    return option
+    return str(load_schema()["accelerate"]["environment"].get(name, ""))
 
 
 def _environment_kind(command: Command) -> str:

@@ -79,7 +79,8 @@ def check(paths: Iterable[str], machine: Machine | None = None, command: Sequenc
     machine = machine or Machine()
     pending = list(paths)
     # A copy: the loop removes what it goes over
-    for path in [path for path in pending if _is_launch_file(path)]:
+    suffixed = [path for path in pending if Path(path).suffix in launch.SUFFIXES]
+    for path in [path for path in suffixed if _path_holds(Path(path).is_file)]:
         launch_file = launch.read_launch(_text_or_empty(path), path)
         if launch_file.command is not None or launched is not None:
             launched, machine = launched or launch_file.command, launch_file.on(machine)
@@ -106,11 +107,6 @@ def check(paths: Iterable[str], machine: Machine | None = None, command: Sequenc
         key=lambda p: (p.file, p.line, p.column, order[p.severity], p.code, p.key),
     )
     return Result(len(run.checked), tuple(ordered), tuple(stated))
-
-
-def _is_launch_file(path: str) -> bool:
-    file = Path(path)
-    return file.suffix in launch.SUFFIXES and _path_holds(file.is_file)
 
 
 def _text_or_empty(path: str) -> str:
@@ -316,13 +312,11 @@ class _Run:
 
     def read_script(self, file: Path, source: str, named: bool) -> None:
         """Checks a Python script."""
-        script = scripts.read_script(str(file), parse_python(source))
-        if self.command is not None and _resolved_path(Path(self.command.script)) == _resolved_path(
-            file
-        ):
+        script, path = scripts.read_script(str(file), parse_python(source)), _resolved_path(file)
+        if self.command is not None and _resolved_path(Path(self.command.script)) == path:
             script = replace(script, passed=self.command.arguments)
         if named or scripts.is_training(script):
-            self.checked.add(_resolved_path(file))
+            self.checked.add(path)
             self.script(script, file)
 
     def read_config(

@@ -406,8 +406,7 @@ def _may_be_a_part(script: Script, call: Call) -> bool:
         return True
     if module is None:
         return False
-    variable = script.flow.original_variable(module)
-    bound = script.flow.bindings.get(variable, [])
+    bound = script.flow.bindings.get(script.flow.original_variable(module), [])
     return any(binding is None or isinstance(binding, ast.arg) for binding in bound)
 
 

@@ -187,9 +187,8 @@ def ask_torch(python: str) -> dict[str, Any]:
 
 def framework_facts() -> list[Fact]:
     """Versions of the frameworks on top of torch, and launchers."""
-    names = ("deepspeed", "accelerate", "transformers", "lightning")
     versions = []
-    for name in names:
+    for name in ("deepspeed", "accelerate", "transformers", "lightning"):
         with suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{name} {importlib.metadata.version(name)}")
     launchers = [n for n in ("torchrun", "deepspeed", "accelerate", "srun", "mpirun") if shutil.which(n)]
@@ -306,16 +305,9 @@ def kernel_facts() -> list[Fact]:
 
 
 LOOKS: tuple[Callable[[], list[Fact]], ...] = (
-    zeromon_itself,
-    torch_facts,
-    framework_facts,
-    device_facts,
-    cpu_facts,
-    memory_facts,
-    extension_cache_facts,
-    limit_facts,
-    kernel_facts,
-)
+    zeromon_itself, torch_facts, framework_facts, device_facts, cpu_facts, memory_facts,
+    extension_cache_facts, limit_facts, kernel_facts,
+)  # fmt: skip
 
 
 _MAX_STACKS = 8
@@ -367,12 +359,12 @@ def call(options: argparse.Namespace) -> int:
 def _show_survey(options: argparse.Namespace) -> int:
     with show_working("importing torch"):
         facts = survey_machine()
+    alarm = any(fact.severity == "warning" for fact in facts)
     live = [run for run in runs_of_node() if not run.ended]
     if options.json:
         show_json({"facts": facts, "runs": [run.run for run in live]})
-        return int(any(fact.severity == "warning" for fact in facts))
+        return int(alarm)
     show_text(facts_as_text(facts))
-    alarm = any(fact.severity == "warning" for fact in facts)
     for run in live:
         sys.stdout.write("\n")
         # In this order: `alarm or ...` would skip every run after the first alarm

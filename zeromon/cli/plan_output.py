@@ -111,7 +111,9 @@ def _plan_table(
     devices: Column[plan.Row] = Column("fewest devices", lambda row: str(_fewest_of(setup, row) or "-"))
     return text_table(
         rows,
-        Column("strategy", lambda r: f"{_row_mark(r, choice)} {r.plan.label}"),
+        Column(
+            "strategy", lambda r: f"{'>' if r is choice else '=' if r.given else ' '} {r.plan.label}"
+        ),
         Column("plain ZeRO", lambda row: row.memory.model_states, BYTES),
         Column("device", lambda row: row.device_bytes or None, BYTES),
         Column("host/rank", lambda row: human_bytes(n) if (n := row.memory.total("host")) else "-"),
@@ -128,10 +130,6 @@ _TIME_COLUMNS: tuple[Column[plan.Row], ...] = (
     Column("step", lambda row: None if isinstance(row.time, str) else row.time.seconds, SECONDS),
     Column("(min to max)", lambda row: "n/a" if isinstance(row.time, str) else interval_text(row.time)),
 )
-
-
-def _row_mark(row: plan.Row, choice: plan.Row | None) -> str:
-    return ">" if row is choice else "=" if row.given else " "
 
 
 def interval_text(time: StepTime) -> str:
@@ -362,7 +360,6 @@ def fits_known(point: Point) -> bool:
 
 
 def _assumed_notes(base: Point) -> list[str]:
-    """The assumptions of the setup."""
     assert base.setup is not None
     missing = "what fits is n/a without the memory of a device: give --gpu"
     return [*base.setup.model.notes, *([] if fits_known(base) else [missing])]

@@ -234,11 +234,9 @@ def _make_run_folder(root: Path, name: str, *, is_named: bool) -> Path:
     for attempt in range(1, 1000):
         folder = root / (name if attempt == 1 else f"{name}-{attempt}")
         # mkdir decides: between a test and the creation, another run may take the name
-        try:
+        with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        except FileExistsError:
-            continue
-        return folder
+            return folder
     raise LaunchError(f"a thousand runs are named {name}", "Choose another --name.")
 
 
@@ -320,8 +318,7 @@ def start_collector(root: Path, environment: dict[str, str]) -> str | None:
         _launch_in_background(["-m", "zeromon.collector", "--daemon"], _without_shim(environment, root))
     deadline = time.monotonic() + _COLLECTOR_PATIENCE_SECONDS
     while time.monotonic() < deadline:
-        address = collector_address(root)
-        if address is not None:
+        if (address := collector_address(root)) is not None:
             return address
         time.sleep(0.02)
     return None

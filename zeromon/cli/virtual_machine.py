@@ -21,13 +21,7 @@ from zeromon.cli.plan_setup import link_speed, parse_memory_size
 from zeromon.cli.terminal import show_working
 from zeromon.cli.virtual_waits import RankRings, modelled_steps, on_modelled_clock, waits_by_unit
 from zeromon.memory.speeds import DEVICES, find_named_device
-from zeromon.readout.preflight import (
-    OPERATOR_SECONDS,
-    Two,
-    UnitWait,
-    calibrated_speeds,
-    calibration_text,
-)
+from zeromon.readout import preflight
 from zeromon.ring import paths
 from zeromon.ring.files import try_lock_file
 from zeromon.snapshot import RunSnapshot
@@ -80,7 +74,7 @@ class VirtualMachine:
     device: str
     environment: Mapping[str, str]
     values: Mapping[str, float | str]
-    operator_seconds: float = OPERATOR_SECONDS
+    operator_seconds: float = preflight.OPERATOR_SECONDS
 
     def check_calibrating(self, run: RunSnapshot) -> None:
         """Raises :class:`LaunchError` where *run* had other devices, or its command starts no ranks."""
@@ -101,12 +95,12 @@ class VirtualMachine:
                 f"the command of {run.run} starts {modelled.ranks[0].world_size} ranks here",
                 f"The run had {run.ranks[0].world_size}: --calibrate needs the command of all ranks.",
             )
-        speeds = calibrated_speeds(run, self.steps_of_ranks(modelled))
+        speeds = preflight.calibrated_speeds(run, self.steps_of_ranks(modelled))
         write_machine(self.folder, changes={**self.values, **speeds})
-        label = f"{self.device}, {calibration_text(run.run, speeds)}"
+        label = f"{self.device}, {preflight.calibration_text(run.run, speeds)}"
         return replace(self, device=label, operator_seconds=speeds["operator_ns"] / 1e9)
 
-    def steps_of_ranks(self, run: RunSnapshot) -> list[tuple[Two, Two]]:
+    def steps_of_ranks(self, run: RunSnapshot) -> list[tuple[preflight.Two, preflight.Two]]:
         """Seconds of a step and of its exposed communication on the devices of the ranks."""
         steps = []
         for rank in run.ranks:
@@ -123,9 +117,9 @@ class VirtualMachine:
 
     def on_its_clock(
         self, run: RunSnapshot, rings: RankRings
-    ) -> tuple[RunSnapshot, dict[int, Sequence[UnitWait]]]:
+    ) -> tuple[RunSnapshot, dict[int, Sequence[preflight.UnitWait]]]:
         """Returns *run* with the times of its devices, and the waits of each rank that was timed."""
-        ranks, waits = [], dict[int, Sequence[UnitWait]]()
+        ranks, waits = [], dict[int, Sequence[preflight.UnitWait]]()
         for rank in run.ranks:
             operations = list(read_timeline(self.folder, f"{rank.rank}-{rank.pid}"))
             calls = rings.calls(rank.pid)

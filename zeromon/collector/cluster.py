@@ -122,7 +122,6 @@ def printable_node_info(card: NodeInfo) -> NodeInfo:
 
 
 def _printable_peer_rank(peer: PeerRank, node: str) -> PeerRank:
-    """Returns *peer*, a rank of *node*, with its control characters replaced."""
     return msgspec.structs.replace(
         peer, node=node, ended=printable(peer.ended), doing=printable(peer.doing)
     )
@@ -384,7 +383,6 @@ class Leader:
             self._sample = max(1, self._sample // 2)
 
     def _list_known_nodes(self, now_ns: int) -> None:
-        """Lists the nodes for the next replies."""
         limit = silence_timeout_seconds(self._report_interval())
         self._all = [
             KnownNode(node.card, (now_ns - node.heard_ns) / 1e9, node.round_trip_ns / 1e9)

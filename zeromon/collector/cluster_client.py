@@ -58,11 +58,8 @@ def read_node_infos(folder: Path) -> list[cluster.NodeInfo]:
         cards = sorted(_CARDS.decode(content), key=lambda card: card.first_rank)
     except (OSError, ValueError, RecursionError):
         return []
-    return (
-        [cluster.printable_node_info(card) for card in cards]
-        if cards and cards[0].first_rank == 0
-        else []
-    )
+    is_led = bool(cards) and cards[0].first_rank == 0
+    return [cluster.printable_node_info(card) for card in cards] if is_led else []
 
 
 class NodeList:

@@ -200,11 +200,9 @@ class Collector:
             if name in self._runs or waits or not _is_run_folder(folder):
                 continue
             try:
-                run = RunFollower(folder)
+                self._runs[name] = RunFollower(folder)
             except Exception:  # as in _follow
                 self._stuck[name] = self._clock() + RETRY_NS / 1e9
-            else:
-                self._runs[name] = run
 
     def _name(self, run: RunFollower) -> None:
         """Sets the name of a run and its folder in the store, once the name is known on all nodes."""

@@ -34,16 +34,7 @@ from zeromon.collector.cluster_client import reply_signature
 from zeromon.collector.daemon import Collector
 from zeromon.collector.trial_requests import DEFAULT_ROUNDS
 from zeromon.export.prometheus.metrics import Exposition
-from zeromon.ring.tokens import (
-    NONCE,
-    READ,
-    REPORT,
-    SIGNATURE,
-    TIME,
-    Nonces,
-    is_request_proved,
-    user_token,
-)
+from zeromon.ring import tokens
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.finding import Trial
 from zeromon.snapshot.step import Capture
@@ -64,7 +55,10 @@ _MAX_CONNECTIONS = 64
 _CONNECTION_SECONDS = 30.0
 _MAX_BODY_BYTES = 1 << 16
 _MAX_REPORT_BYTES = 1 << 23
-_VARIABLE = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in (TIME, NONCE, SIGNATURE)}
+_VARIABLE = {
+    name: f"HTTP_{name.upper().replace('-', '_')}"
+    for name in (tokens.TIME, tokens.NONCE, tokens.SIGNATURE)
+}
 """Name of a report's header -> its name in WSGI."""
 _ALIVE, _RUN = "/healthz", "/api/runs/"
 _INDEX = {"zeromon": "ok", "see": ["/metrics", "/api/runs"]}
@@ -98,7 +92,7 @@ class Application:
 
     def __init__(self, view: Collector, token: str = "", *, any_host: bool = False) -> None:
         """*token*: the job's, which signs reports; without it requests need the user's."""
-        self._token, self._nonces = token, Nonces()
+        self._token, self._nonces = token, tokens.Nonces()
         self._metrics = Exposition()
         self._view = view
         self._gets: dict[str, Handler] = {
@@ -115,7 +109,7 @@ class Application:
         }
         self._policy = access.Policy(
             loopback=not any_host,
-            token=token or user_token(),
+            token=token or tokens.user_token(),
             token_hint="send the collector's token as Authorization: Bearer TOKEN",
             actions=tuple(self._posts),
             read_methods=("GET", "HEAD"),
@@ -146,7 +140,7 @@ class Application:
         token = self._policy.token
         # GET only: the signature covers no body, so the proof of a read must not open an action
         target = f"{environ.get('PATH_INFO', '')}?{environ.get('QUERY_STRING', '')}".encode()
-        if request.method == "GET" and self._is_proved(environ, READ, target, token):
+        if request.method == "GET" and self._is_proved(environ, tokens.READ, target, token):
             request = replace(request, token=token)
         refused = access.refusal_of(request, self._policy)
         if refused is not None:
@@ -178,7 +172,7 @@ class Application:
     def _is_proved(self, environ: Environ, kind: bytes, content: bytes, token: str) -> bool:
         """Returns whether the request is signed with *token* over its *content*."""
         headers = {name: environ.get(_VARIABLE[name], "") for name in _VARIABLE}
-        return is_request_proved(headers, kind, content, token, self._nonces)
+        return tokens.is_request_proved(headers, kind, content, token, self._nonces)
 
     def _run(self, name: str, section: str, environ: Environ, respond: Respond) -> Iterable[bytes]:
         self._view.was_read()
@@ -230,7 +224,7 @@ class Application:
     def _exchange_report(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         # By its length: wsgi.input is the socket, which ends only when the client closes it
         report = environ["wsgi.input"].read(_request_body_size(environ))
-        if not self._is_proved(environ, REPORT, report, self._token):
+        if not self._is_proved(environ, tokens.REPORT, report, self._token):
             reason = "the report is not signed with this collector's token, or is not of this minute"
             return _send_json(respond, "401 Unauthorized", {"error": reason})
         try:
@@ -239,8 +233,8 @@ class Application:
             return _send_json(respond, "404 Not Found", {"error": str(error)})
         except ValueError as error:
             return _send_json(respond, "400 Bad Request", {"error": f"not a report: {error}"})
-        proof = reply_signature(self._token, environ[_VARIABLE[NONCE]], body)
-        respond("200 OK", [*_json_headers(body), (SIGNATURE, proof)])
+        proof = reply_signature(self._token, environ[_VARIABLE[tokens.NONCE]], body)
+        respond("200 OK", [*_json_headers(body), (tokens.SIGNATURE, proof)])
         return [body]
 
 

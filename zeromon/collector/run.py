@@ -330,9 +330,7 @@ class RunFollower:
         # Without it, the record lacks a trace whose analysis still runs
         if self.captures is not None and self.captures.busy:
             return False
-        if self.ranks or self._launcher is not None:
-            return True
-        return age > _START_SECONDS
+        return bool(self.ranks) or self._launcher is not None or age > _START_SECONDS
 
     def has_live_processes(self) -> bool:
         """Returns whether its launcher or one of its ranks still runs."""
@@ -357,8 +355,7 @@ class RunFollower:
 
     def is_name_known(self) -> bool:
         """Returns whether the run's name is known; see :meth:`RunCluster.can_name_run`."""
-        states = [follower.state for follower in self.newest()]
-        return self.ended or self.cluster.can_name_run(states)
+        return self.ended or self.cluster.can_name_run([f.state for f in self.newest()])
 
     def connect(self, lead: Callable[[str], Leader]) -> None:
         """Connects to the other nodes, where there are any; see :meth:`RunCluster.connect`."""
@@ -657,8 +654,7 @@ class Nccl:
             folder = Path(os.readlink(f"/proc/{rank.pid}/cwd"))
         except OSError:
             folder = Path(rank.config.process.get("folder", ""))
-        reader = self._inspectors[rank.pid] = InspectorReader(rank.pid, variables, folder)
-        return reader
+        return self._inspectors.setdefault(rank.pid, InspectorReader(rank.pid, variables, folder))
 
     def ras(self, ranks: Sequence[RankSnapshot], hangs: Iterable[Hang], now_ns: int) -> Ras | None:
         """Returns RAS's newest answer while a collective of NCCL hangs; None before the first."""

@@ -199,8 +199,7 @@ def judge_trial(trial: Trial, ranks: Sequence[RankSnapshot], end_step: int) -> T
     # Whole rounds only: a linear drift cancels over off, on, on, off and over no part of it
     blocks = blocks[: len(blocks) // ROUND_BLOCKS * ROUND_BLOCKS]
     if not blocks or not all(blocks):
-        note = trial.note or "no whole round of blocks is known"
-        return replace(trial, note=note)
+        return replace(trial, note=trial.note or "no whole round of blocks is known")
     # a shared collection is part of the change; it runs between two steps
     on_steps = trial.size * sum(Plan.is_on(number) for number in range(len(blocks)))
     undo = statistics.fmean(r.requests.trial.undo_seconds if r.requests.trial else 0.0 for r in ranks)

@@ -82,8 +82,7 @@ def node_clock_shifts(rings: Iterable[RingEvents]) -> dict[int, int]:
     nodes: list[list[RingEvents]] = []
     for ring in sorted(rings, key=lambda r: r.wall_minus_mono_ns):
         # Against the first of the node: against the last, small differences in a row join two nodes
-        is_same = nodes and ring.wall_minus_mono_ns - nodes[-1][0].wall_minus_mono_ns < _SAME_CLOCK_NS
-        if is_same:
+        if nodes and ring.wall_minus_mono_ns - nodes[-1][0].wall_minus_mono_ns < _SAME_CLOCK_NS:
             nodes[-1].append(ring)
         else:
             nodes.append([ring])
@@ -92,10 +91,8 @@ def node_clock_shifts(rings: Iterable[RingEvents]) -> dict[int, int]:
 
 def _newest_rings(rings: Iterable[RingEvents]) -> dict[int, RingEvents]:
     """The ring of each rank that was written last; earlier attempts have rings, too."""
-    by_rank: dict[int, RingEvents] = {}
-    for ring in sorted(rings, key=lambda r: r.wall_ns):
-        by_rank[ring.rank] = ring
-    return dict(sorted(by_rank.items()))
+    newest = {ring.rank: ring for ring in sorted(rings, key=lambda r: r.wall_ns)}
+    return dict(sorted(newest.items()))
 
 
 def _count_text(number: int, noun: str) -> str:

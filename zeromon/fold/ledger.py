@@ -156,10 +156,9 @@ def ledger_rows(state: RankState, observed: Observed = NOTHING_OBSERVED) -> tupl
 
 def _launch_duration_ns(state: RankState, observed: Observed) -> int:
     """Nanoseconds from the beginning of the attempt to the process of the rank."""
-    attached = state.meta.get("attached")
-    return (
-        0 if attached or not observed.since_ns else max(0, process_began_ns(state) - observed.since_ns)
-    )
+    if state.meta.get("attached") or not observed.since_ns:
+        return 0
+    return max(0, process_began_ns(state) - observed.since_ns)
 
 
 def _current_silence(state: RankState, observed: Observed, end_ns: int) -> Silence | None:

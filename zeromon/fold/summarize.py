@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -382,11 +383,10 @@ def _rank_trial(state: RankState) -> RankTrial | None:
 
 def _counts_by_label(state: RankState, counts: dict[int, int]) -> dict[str, int]:
     """Counts by group label; adds up the groups that share a label."""
-    by_label: dict[str, int] = {}
+    by_label = Counter[str]()
     for group, count in counts.items():
-        label = state.group_label(group)
-        by_label[label] = by_label.get(label, 0) + count
-    return by_label
+        by_label[state.group_label(group)] += count
+    return dict(by_label)
 
 
 def _collective_totals_rows(state: RankState, dims: dict[int, str]) -> tuple[CollectiveRow, ...]:

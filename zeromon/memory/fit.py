@@ -461,8 +461,7 @@ def _moved_stage(
 
 def _difference_of_states(base: Row, target: Row, tier: str) -> int:
     """Bytes that a rank holds more under *target*, while activations exist."""
-    during = During.LOSS
-    return target.memory.total(tier, during) - base.memory.total(tier, during)
+    return target.memory.total(tier, During.LOSS) - base.memory.total(tier, During.LOSS)
 
 
 def _time_at(runs: Sequence[Trial], size: int, base: Row, target: Row) -> tuple[float | None, str]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from zeromon.base.errors import PlanError
 from zeromon.base.units import human_bytes, human_count, human_seconds
 from zeromon.memory.plan import Row, Setup, activation_terms, of_run, predict_row, sizes_under_plan
-from zeromon.memory.predict import PHASES, During, memory_of
+from zeromon.memory.predict import During, memory_of
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import OPTIMIZERS, Precision, ShardPlan, ZeroStage
 from zeromon.memory.speeds import with_larger_batch
@@ -69,7 +69,7 @@ def ladder_rungs(
     """
     rungs: list[Rung] = []
     freed, exact, row_before = 0, True, predict_row(setup, setup.plan)
-    peak_bytes = _peak_tier_bytes(row_before, tiers)
+    peak_bytes = row_before.memory.peak_bytes(tiers)
     for step in _STEPS:
         change = step(setup)
         if change is None or (autocasts and step is _to_bf16):
@@ -82,7 +82,7 @@ def ladder_rungs(
             row_after = predict_row(change.after, change.after.plan)
         except PlanError:  # the framework refuses it
             continue
-        frees = _peak_tier_bytes(row_before, tiers) - _peak_tier_bytes(row_after, tiers)
+        frees = row_before.memory.peak_bytes(tiers) - row_after.memory.peak_bytes(tiers)
         if frees < max(_MIN_FREED_SHARE * peak_bytes, least_bytes):
             continue
         # A change that gathers units whose sizes are unknown may free less
@@ -115,11 +115,6 @@ def ladder_of_risk(run: RunSnapshot, pool: Pool, need_bytes: float | None) -> tu
     autocasts = any(rank.config.process.get("autocast") for rank in run.ranks)
     least_bytes = _MIN_SHARE_OF_NEED * (need_bytes or 0.0)
     return ladder_rungs(setup, need_bytes, tiers, least_bytes, autocasts=autocasts)
-
-
-def _peak_tier_bytes(of: Row, tiers: tuple[str, ...]) -> int:
-    """Returns the bytes of *tiers* together at their peak."""
-    return max(sum(of.memory.total(tier, during) for tier in tiers) for during in PHASES)
 
 
 def _price_of_change(old: Row, new: Row, note: str) -> str:

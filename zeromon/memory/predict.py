@@ -94,6 +94,10 @@ class MemoryBreakdown:
         """Returns the part of the step in which *tier* holds most."""
         return max(PHASES, key=lambda phase: self.total(tier, phase))
 
+    def peak_bytes(self, tiers: Iterable[str]) -> int:
+        """Returns the bytes of *tiers* together at their peak."""
+        return max(sum(self.total(tier, during) for tier in tiers) for during in PHASES)
+
     def by_phase(self, tier: str = "device") -> dict[str, int]:
         """Returns name of a part of the step -> bytes in *tier*, of generation where it has its own."""
         totals = {name: self.total(tier, phase) for phase, name in PHASES.items()}

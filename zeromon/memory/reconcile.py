@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, cast
 
 from zeromon.base.errors import PlanError
-from zeromon.memory.predict import PHASES, STEP_TEMP, During, MemoryBreakdown, Term, memory_of
+from zeromon.memory.predict import STEP_TEMP, During, MemoryBreakdown, Term, memory_of
 from zeromon.memory.spec import ROOT, Optimizer, Precision, ShardPlan, Sizes, ZeroStage, optim_named
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.snapshot import Pool, RankSnapshot
@@ -191,8 +191,7 @@ def host_model_bytes(models: Iterable[ModelMetadata], *, on_cpu: bool) -> int:
     """
     described = _describe_all_models(models)
     memory = MemoryBreakdown(tuple(term for model in described for term in _all_terms(model)))
-    tiers = ("host", "device") if on_cpu else ("host",)
-    return max(sum(memory.total(tier, during) for tier in tiers) for during in PHASES)
+    return memory.peak_bytes(("host", "device") if on_cpu else ("host",))
 
 
 def expected_rows(

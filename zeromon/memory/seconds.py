@@ -167,13 +167,11 @@ def _unit_gather_seconds(
 
 def _units_ahead(units: tuple[Piece, ...], plan: ShardPlan, r: Rates) -> int:
     """Returns how many units are gathered while another computes."""
-    if r.hides == Hides.NOTHING:
+    is_zero = plan.framework == "deepspeed"
+    if r.hides == Hides.NOTHING or (is_zero and r.hides == Hides.THREADS):
         return 0
-    if plan.framework == "deepspeed" and r.hides == Hides.THREADS:
-        return 0
-    if plan.framework == "deepspeed":
-        unit_numel = max(unit.numel for unit in units)
-        return math.ceil(plan.prefetch_numel / unit_numel)
+    if is_zero:
+        return math.ceil(plan.prefetch_numel / max(unit.numel for unit in units))
     if plan.prefetch_units is not None:
         return plan.prefetch_units
     return 1 if r.hides == Hides.STREAMS else 0
@@ -284,10 +282,9 @@ class _Reducer:
         self._number = 0
         self._ends: list[float] = []
         self._last = ""
-        is_ddp = plan.framework == "ddp"
         self._waits = not _reduces_beside_compute(plan, r.hides)
         # DDP's reducer queues all buckets; FSDP and DeepSpeed keep one reduction in flight
-        self._at_once = None if is_ddp else 1
+        self._queues_all = plan.framework == "ddp"
 
     def _bucket_sizes(self, sizes: Sizes) -> Iterator[float]:
         """Yields the elements of each bucket."""
@@ -328,8 +325,8 @@ class _Reducer:
 
     def _reduce_bucket(self, numel: float, name: str) -> None:
         """Reduces *numel* gradients; a second reduction waits for the one before the last."""
-        if self._at_once and len(self._ends) >= self._at_once:
-            self._t.wait_until(self._ends[-self._at_once], self._last)
+        if self._ends and not self._queues_all:
+            self._t.wait_until(self._ends[-1], self._last)
         seconds = _reduce_seconds(numel, self._plan, self._r)
         seconds += (self._calls - 1) * self._r.latency
         self._ends.append(self._t.issue_collective(seconds))
@@ -523,12 +520,11 @@ def parts_of_step(sizes: Sizes, plan: ShardPlan, s: Speeds, exposed: Mapping[str
     micro = plan.accumulation
     forward = (s.forward_seconds or 0.0) * micro
     backward = (s.backward_seconds or 0.0) * micro
-    recompute = s.recompute_seconds * micro
     moved = _offload_copy_seconds(sizes, plan, s)
     hidden = forward + backward if s.hides == Hides.STREAMS else 0.0
     return Parts(
         compute=forward + backward,
-        recompute=recompute,
+        recompute=s.recompute_seconds * micro,
         communication=sum(exposed.values()),
         copies=sum(copied_bytes(sizes, plan)) / (s.update or s.host_update or math.inf),
         offload=max(0.0, moved[0] - hidden) + moved[1],

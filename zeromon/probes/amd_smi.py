@@ -33,9 +33,7 @@ class AmdSmi:
                 self._handles[bare_device_serial(serial)] = handle
 
     def _start(self) -> list[Any]:
-        if self._smi is None:
-            return []
-        if self._call(lambda: (self._smi.amdsmi_init(),)) is None:
+        if self._smi is None or self._call(lambda: (self._smi.amdsmi_init(),)) is None:
             return []
         return list(self._call(lambda: self._smi.amdsmi_get_processor_handles()) or ())
 
@@ -101,11 +99,8 @@ class AmdSmi:
 
     def _own_bytes(self, handle: Any, pid: int) -> int | None:
         processes = self._query_device("amdsmi_get_gpu_process_list", handle) if pid else None
-        for process in processes or ():
-            if process["pid"] == pid:
-                nbytes: int | None = _known_number(process["memory_usage"]["vram_mem"])
-                return nbytes
-        return None
+        sizes = (p["memory_usage"]["vram_mem"] for p in processes or () if p["pid"] == pid)
+        return next(map(_known_number, sizes), None)
 
     def _energy_joules(self, handle: Any) -> float | None:
         """Joules since the driver was loaded: a counter, and its resolution in microjoules."""

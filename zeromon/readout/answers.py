@@ -139,7 +139,7 @@ class StepBar:
     """The parts of a step of one rank, in the order in which they are drawn."""
 
     rank: RankSnapshot
-    place: str
+    placement: str
     """``median``, ``late``, ``most exposed``; "" for the only rank."""
     segments: tuple[Segment, ...]
 

@@ -91,13 +91,13 @@ def by_unit(run: RunSnapshot, limit: int) -> str:
         return ""
     traffic = rank.communication.traffic
     total = sum(row.exposed_seconds for row in traffic)
-    shown = [row for row in traffic[:limit] if row.exposed_seconds >= _MIN_SHOWN * total]
+    visible_rows = [row for row in traffic[:limit] if row.exposed_seconds >= _MIN_SHOWN * total]
     blocks = [
         f"Waits of rank {rank.rank} per step (mean of the last ten steps)",
-        text_table(shown, *_OF_UNITS),
+        text_table(visible_rows, *_OF_UNITS),
     ]
-    if hidden := len(traffic) - len(shown):
-        exposed = total - sum(row.exposed_seconds for row in shown)
+    if hidden := len(traffic) - len(visible_rows):
+        exposed = total - sum(row.exposed_seconds for row in visible_rows)
         blocks.append(f"  ... and {hidden} more, {human_seconds(exposed)} exposed")
     if rank.communication.wait_seconds is not None:
         waits = human_seconds(rank.communication.wait_seconds)

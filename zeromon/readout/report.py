@@ -207,7 +207,7 @@ def render_answers(
     pace_shown = ", ".join(figures_shown) or "n/a: no step has ended yet"
     rows_shown += ["", f"What does a step wait for? {pace_shown}, mean of the {window_text(run)}"]
     for bar in bars:
-        placement = f", {bar.place}" if bar.place else ""
+        placement = f", {bar.placement}" if bar.placement else ""
         rows_shown.append(_wrap_text(f"rank {bar.rank.rank}{placement}: {bar.text}"))
     rows_shown += ["", "What do I change?"]
     chosen = findings_to_act_on(run)

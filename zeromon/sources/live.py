@@ -286,12 +286,9 @@ def runs_of_node() -> list[LiveRun]:
     """The runs of this user's collectors on this node, those that have not ended first."""
     runs: list[LiveRun] = []
     for root in paths.user_ring_roots():
-        address = collector_address(root)
-        if address is not None:
-            try:
+        if (address := collector_address(root)) is not None:
+            with suppress(SourceError):
                 runs += runs_at_address(address)
-            except SourceError:
-                continue
     return sorted(runs, key=lambda run: (run.ended, run.detached, run.run))
 
 

@@ -516,10 +516,7 @@ ACTIVATION, TEMPORARY, COMMUNICATION = "activations", "temporary", "communicatio
 UNKNOWN = "unknown"
 ROLES = PARAMETER, GRADIENT, OPTIMIZER_STATE, ACTIVATION, TEMPORARY, COMMUNICATION, UNKNOWN
 
-_FORWARD = "forward"
-_BACKWARD = "backward"
-_OPTIMIZER = "optimizer"
-_ZERO_GRAD = "zero_grad"
+_FORWARD, _BACKWARD, _OPTIMIZER, _ZERO_GRAD = "forward", "backward", "optimizer", "zero_grad"
 
 _OPTIM = r"(?:/optim/|/optimizers?/|deepspeed/ops/(?:adam|lamb|lion|adagrad|muon)/)[^:]*:\d+:"
 _MODULES = r"nn/modules/\w+\.py:\d+:"

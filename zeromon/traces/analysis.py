@@ -305,7 +305,8 @@ def analyze_trace(data: TraceData, rank: int) -> RankTrace:
     exposed = subtract_set(communication, compute)
     busy = union_set([*compute, *communication])
     exposed_copies = subtract_set(copies, busy)
-    span = _device_span(data.device)
+    span = max((e.end_ns for e in data.device), default=0)
+    span -= min((e.start_ns for e in data.device), default=0)
     idle, streams = idle_time(data)
     notes = list(data.notes)
     if data.skipped:
@@ -315,11 +316,13 @@ def analyze_trace(data: TraceData, rank: int) -> RankTrace:
     def to_seconds(nanoseconds: int) -> float | None:
         return nanoseconds / 1e9 if data.device else None
 
-    kinds = compute, communication, subtract_set(communication, compute)
     steps = []
     for step, spans in sorted(step_windows(data).items()):
         window = union_set(spans)
-        seconds = (set_length(common_set(intervals, window)) / 1e9 for intervals in kinds)
+        seconds = (
+            set_length(common_set(intervals, window)) / 1e9
+            for intervals in (compute, communication, exposed)
+        )
         steps.append(StepTime(step, set_length(window) / 1e9, *seconds))
     return RankTrace(
         rank=rank,
@@ -351,12 +354,6 @@ def _host_call_seconds(data: TraceData) -> dict[str, float]:
     for span in host_calls_while_idle(data):
         spent_ns[span.name] += span.end_ns - span.start_ns
     return {name: ns / 1e9 for name, ns in spent_ns.most_common(_TOP)}
-
-
-def _device_span(device: Sequence[DeviceEvent]) -> int:
-    if not device:
-        return 0
-    return max(e.end_ns for e in device) - min(e.start_ns for e in device)
 
 
 def kernel_operation(event: DeviceEvent) -> Op:

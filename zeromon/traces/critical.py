@@ -252,8 +252,7 @@ class _Walk:
         start = self.host.start_ns if span is None else span[0] if span[1] >= self.at else span[1]
         if waits and waits[-1][0].end_ns > start:
             start = waits[-1][0].end_ns
-        kind_of_gap = span is None or span[1] < self.at
-        if kind_of_gap:
+        if span is None or span[1] < self.at:
             # (end, thread) of the operator of another thread that ended last
             candidates = [
                 (flat.ends[at - 1], other_thread)

@@ -432,9 +432,8 @@ def read_host_step(
         highest = max(host_step.step for host_step in steps)
         extent = f"step {lowest}" if lowest == highest else f"steps {lowest} to {highest}"
         raise TraceError(f"{path} has no profiler step {step}", f"It has {extent}.")
-    host = sorted(matches, key=lambda host_step: host_step.end_ns - host_step.start_ns)[
-        len(matches) // 2
-    ]
+    by_length = sorted(matches, key=lambda host_step: host_step.end_ns - host_step.start_ns)
+    host = by_length[len(matches) // 2]
     on_read(-path.stat().st_size)
     for event in complete_events(path, TraceData(), on_read):
         if event.cat in _ON_HOST or event.cat == _SYNC or event.cat.endswith(_RUNTIME):
@@ -615,9 +614,8 @@ def _collective_of_args(args: _Args) -> tuple[str, str, int, int] | None:
     """Returns (operation, group, bytes, group size); None without the name of a collective."""
     if not isinstance(args.collective, str):
         return None
-    nbytes = max(map(_whole_number, (args.in_nelems, args.out_nelems))) * ITEM_BYTES.get(
-        str(args.dtype), 0
-    )
+    numel = max(map(_whole_number, (args.in_nelems, args.out_nelems)))
+    nbytes = numel * ITEM_BYTES.get(str(args.dtype), 0)
     return args.collective, str(args.group or ""), nbytes, _whole_number(args.group_size)
 
 

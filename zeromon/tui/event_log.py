@@ -47,9 +47,9 @@ def opening_entries(run: RunSnapshot, findings: Iterable[Finding]) -> tuple[LogE
         if (finding.rule, finding.came) not in moved:
             entries.append((finding.came, _appeared_event(finding)))
         if finding.gone is not None and (finding.rule, finding.gone) not in moved:
-            gone = finding.gone
-            standing = (f for f in past if f.came < gone and (f.gone is None or f.gone > gone))
-            entries.append((gone, _vanished_event(finding, standing)))
+            gone_wall = finding.gone
+            standing = (f for f in past if f.came < gone_wall and (f.gone is None or f.gone > gone_wall))
+            entries.append((gone_wall, _vanished_event(finding, standing)))
     recorded = [LogEntry(wall, clean(message), tone) for wall, (message, tone) in entries]
     # The record has the standing findings, too: the log would list them twice
     current = events_between_snapshots(None, replace(run, findings=()) if recorded else run)
@@ -127,7 +127,7 @@ def _appeared_event(finding: Finding) -> tuple[str, str]:
 
 def _vanished_event(finding: Finding, standing: Iterable[Finding]) -> tuple[str, str]:
     """The end of *finding*; its rank only where the rule holds on others: it may have begun there."""
-    still_holds = any(other.rule == finding.rule for other in standing)
+    still_holds = any(f.rule == finding.rule for f in standing)
     prefix = rank_prefix(finding.rank) if still_holds else ""
     return f"{finding.code} {prefix}no longer: {finding.rule.replace('_', ' ')}", "dim"
 

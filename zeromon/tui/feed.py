@@ -362,14 +362,14 @@ def fold_feed_message(state: ObservedRun | None, message: SnapshotArrived) -> Ob
     )  # fmt: skip
 
 
-def _merge_findings(known: Sequence[Finding], run: RunSnapshot) -> tuple[Finding, ...]:
-    """*known* with those of *run*: one that is not among them any more ended at this moment."""
+def _merge_findings(earlier_findings: Sequence[Finding], run: RunSnapshot) -> tuple[Finding, ...]:
+    """*earlier_findings* with those of *run*: one that is not among them any more ended at this moment."""
     standing = {(f.rule, f.rank, f.came): f for f in run.findings}
     merged = [
         replace(f, gone=run.taken_wall)
         if f.gone is None and (f.rule, f.rank, f.came) not in standing
         else f
-        for f in known
+        for f in earlier_findings
     ]
     old = {(f.rule, f.rank, f.came) for f in merged}
     return (*merged, *(f for key, f in standing.items() if key not in old))

@@ -141,7 +141,7 @@ def _bar(bar: StepBar, longest: float) -> Any:
         )
         for segment in bar.segments
     ]
-    name = html.Div([html.B(f"rank {bar.rank.rank}"), html.Br(), html.Small(bar.place)])
+    name = html.Div([html.B(f"rank {bar.rank.rank}"), html.Br(), html.Small(bar.placement)])
     return html.Div([name, html.Div(segments, className="parts")], className="bar")
 
 

@@ -29,15 +29,9 @@ from zeromon.attach.inject.refusal import START, check_attachable, replaced_erro
 from zeromon.base.errors import AttachRefused
 
 SYMBOLS = (
-    "Py_IsInitialized",
-    "PyGILState_Ensure",
-    "PyRun_SimpleString",
-    "PyGILState_Release",
-    "Py_AddPendingCall",
-    "pthread_create",
-    "pthread_detach",
-    "mmap",
-)
+    "Py_IsInitialized", "PyGILState_Ensure", "PyRun_SimpleString", "PyGILState_Release",
+    "Py_AddPendingCall", "pthread_create", "pthread_detach", "mmap",
+)  # fmt: skip
 _NEEDED = ("PyGILState_Ensure", "PyGILState_Release", "PyRun_SimpleString", "pthread_create")
 _WITHOUT_GIL = "_Py_DecRefShared"
 """A symbol of free-threaded builds only, where threads share reference counts."""
@@ -54,7 +48,6 @@ class Injected(NamedTuple):
     tid: int
     """The stopped thread."""
     stopped_ns: int
-    """How long it was stopped."""
 
 
 def inject_line(pid: int, code: str, has_begun: Callable[[], bool], *, by_gdb: bool = False) -> Injected:

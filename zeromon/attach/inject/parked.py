@@ -69,21 +69,10 @@ _SYSCALL = b"\x0f\x05"
 
 # calls in which a thread may be parked, never in an allocator or a loader; the safest first
 _CALM = {
-    35: "nanosleep",
-    230: "clock_nanosleep",
-    7: "poll",
-    271: "ppoll",
-    23: "select",
-    270: "pselect6",
-    232: "epoll_wait",
-    281: "epoll_pwait",
-    43: "accept",
-    288: "accept4",
-    61: "wait4",
-    0: "read",
-    45: "recvfrom",
-    47: "recvmsg",
-}
+    35: "nanosleep", 230: "clock_nanosleep", 7: "poll", 271: "ppoll", 23: "select", 270: "pselect6",
+    232: "epoll_wait", 281: "epoll_pwait", 43: "accept", 288: "accept4", 61: "wait4", 0: "read",
+    45: "recvfrom", 47: "recvmsg",
+}  # fmt: skip
 _FUTEX = 202
 _PARKED = {**_CALM, _FUTEX: "futex"}
 _ORDER = {number: order for order, number in enumerate(_PARKED)}

@@ -259,8 +259,8 @@ def deprecated_names(config: Config, _: Machine) -> Iterator[Problem]:
             if not config.has(ZERO, new) and not is_off:  # DeepSpeed refuses both
                 fix = set_instead(name, _new_setting(config, name, new))
             yield config.problem("ZM104", "warning", (ZERO, name), message, fix)
-    if (config.number("optimizer", "params", "max_grad_norm") or 0) > 0:
-        path = ("optimizer", "params", "max_grad_norm")
+    path = ("optimizer", "params", "max_grad_norm")
+    if (config.number(*path) or 0) > 0:
         message = "DeepSpeed does not support max_grad_norm as a parameter of the optimizer"
         fix = config.write("gradient_clipping", config.get(*path)) + " at the top"
         fix = set_instead(path[-1], fix)

@@ -72,21 +72,17 @@ class Reading:
         self.seen = past.seen
         for key, facts in self.facts.items():
             earlier = past.facts.get(key) or RankSamples()
-            facts.rates, facts.phases = earlier.rates | _totals_of_end(facts.rates), earlier.phases
+            # The last step may have ended after the last moment that is known: its total is of the end
+            totals = {of: value for of, value in facts.rates.items() if of == "spent_in_all"}
+            facts.rates, facts.phases = earlier.rates | totals, earlier.phases
             for name, rows in earlier.found.items():
                 mine = facts.found.setdefault(name, rows)
                 # setdefault may have returned these very rows: += would double them
                 if name == "finding" and mine is not rows:
                     mine += rows  # one that ends with the run beside one about its end
-        for finding, count in past.findings.items():
-            self.findings.setdefault(finding, count)
+        self.findings = past.findings | self.findings
         if self.fleet is not None and past.fleet is not None:
             self.fleet = replace(self.fleet, spreads=past.fleet.spreads)
-
-
-def _totals_of_end(rates: dict[str, float]) -> dict[str, float]:
-    """The totals among *rates*: the last step may have ended after the last moment that is known."""
-    return {of: value for of, value in rates.items() if of == "spent_in_all"}
 
 
 def run_in_threads(*calls: Callable[[], _Result]) -> list[_Result]:

@@ -98,12 +98,9 @@ def series_of_steps(folder: Path, query: StepQuery = WHOLE_RUN) -> Series:
 
 
 _EXTREMES = (
-    ("duration_us", "max"),
-    ("duration_us", "min"),
-    ("exposed_us", "max"),
-    ("rss_bytes", "max"),
+    ("duration_us", "max"), ("duration_us", "min"), ("exposed_us", "max"), ("rss_bytes", "max"),
     ("reserved_bytes", "max"),
-)
+)  # fmt: skip
 
 
 def thin_series(columns: Series, max_rows: int) -> Series:

@@ -173,8 +173,7 @@ class Writer:
             for number, path in by_number.items():
                 if path.suffix == ".log" and number != self._number:
                     self._to_parquet(path)  # its writer ended before it closed this log
-            for rank, start in last_row_starts(self.folder).items():
-                self._last[rank] = start
+            self._last = last_row_starts(self.folder)
             self._open_log()
 
     def _open_log(self) -> None:

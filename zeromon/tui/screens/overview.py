@@ -113,7 +113,7 @@ def waits_lines(
     label = 22 if width >= 60 else 8
     rows: list[Line] = []
     for bar in bars:
-        name = f"rank {bar.rank.rank}" + (f", {bar.place}" if bar.place and label > 8 else "")
+        name = f"rank {bar.rank.rank}" + (f", {bar.placement}" if bar.placement and label > 8 else "")
         sizes = [
             ("data_wait" if segment.late else _TONES_OF_KINDS[segment.kind], segment.seconds)
             for segment in bar.segments
@@ -204,7 +204,7 @@ def change_lines(run: RunSnapshot, limit: int) -> list[Line]:
 def _change_of(finding: Finding) -> str:
     """The lines that the change of *finding* adds, else what the rule's page advises."""
     diff = () if finding.remedy is None else remedy_text(finding.remedy).diff
-    added_lines = [clean(line.text.strip()) for line in diff if line.kind == "added"]
+    added_lines = [clean(diff_line.text.strip()) for diff_line in diff if diff_line.kind == "added"]
     return "  ".join(added_lines) or advice_of(finding.code) or clean(finding_text(finding))
 
 

@@ -183,8 +183,8 @@ def _pairs(width: int, *pairs: tuple[str, str]) -> list[Line]:
 
 def _paragraph(width: int, name: str, value: str, tone: str = "") -> list[Line]:
     """A name and a long value, whose lines begin below one another."""
-    first, *below = wrap_text(value, max(1, width - _MARGIN), tone)
-    return [[(f"{name:<{_MARGIN}}", "dim"), *first], *([(" " * _MARGIN, ""), *row] for row in below)]
+    head, *below = wrap_text(value, max(1, width - _MARGIN), tone)
+    return [[(f"{name:<{_MARGIN}}", "dim"), *head], *([(" " * _MARGIN, ""), *row] for row in below)]
 
 
 def _memory_pairs(rank: RankSnapshot) -> Sequence[tuple[str, str]]:

@@ -260,16 +260,13 @@ def _host_memory(facts: RankSamples) -> HostMemory | None:
 
 def _cpu_pressure(facts: RankSamples) -> Pressure | None:
     waits = facts.number("cpu_wait_ratio")
-    faults = facts.number("major_faults_per_second", 0.0)
-    return (
-        None
-        if waits is None
-        else Pressure(
-            cpu_wait_ratio=waits,
-            major_faults_per_second=faults or 0.0,
-            minute_cpu_wait_ratio=waits,
-            held_cpu_wait_ratio=waits,
-        )
+    if waits is None:
+        return None
+    return Pressure(
+        cpu_wait_ratio=waits,
+        major_faults_per_second=facts.number("major_faults_per_second") or 0.0,
+        minute_cpu_wait_ratio=waits,
+        held_cpu_wait_ratio=waits,
     )
 
 
