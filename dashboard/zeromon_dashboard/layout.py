@@ -99,7 +99,7 @@ def _page_head_props(view: Known) -> Parts:
     else:
         state, colour = "live", "teal"
     judged = unanswered_verdict(run, view.age) if view.trouble and not run.ended else judge_run(run)
-    note, life = view.about.note, _clipped(life_of_run(run, view.findings), view.span)
+    note, life = view.about.note, _clip_life(life_of_run(run, view.findings), view.span)
     tags = (dmc.Badge(t, variant="outline", color="gray", tt="none") for t in view.about.tags)
     remarks = [dmc.Text(note, size="sm")] if note else []
     return {
@@ -112,12 +112,12 @@ def _page_head_props(view: Known) -> Parts:
         "state": {"children": state, "color": colour},
         "detail": {"children": judged.detail and f"{judged.detail}; "},
         "verdict": {"children": state_beside(judged.health, run)},
-        "life": {"style": {"background": _gradient(life)}, "title": life_text(life)},
-        "when": _moments(view),
+        "life": {"style": {"background": _life_gradient(life)}, "title": life_text(life)},
+        "when": _player_moments(view),
     }
 
 
-def _clipped(life: Sequence[VerdictPeriod], span: tuple[float, float] | None) -> list[VerdictPeriod]:
+def _clip_life(life: Sequence[VerdictPeriod], span: tuple[float, float] | None) -> list[VerdictPeriod]:
     """*life* within the record, without the periods that would be too narrow to see."""
     if span is None:
         return []
@@ -133,7 +133,7 @@ def _clipped(life: Sequence[VerdictPeriod], span: tuple[float, float] | None) ->
 _NARROW = 0.004
 
 
-def _gradient(life: Sequence[VerdictPeriod]) -> str:
+def _life_gradient(life: Sequence[VerdictPeriod]) -> str:
     """A background with the colour of each verdict, from the first recorded moment to the last."""
     if not life:
         return "var(--zm-over)"
@@ -147,7 +147,7 @@ def _gradient(life: Sequence[VerdictPeriod]) -> str:
     return f"linear-gradient(to right, {', '.join(stops)})"
 
 
-def _moments(view: Known) -> Props:
+def _player_moments(view: Known) -> Props:
     """The last recorded moment, which the player shows while it is at the end."""
     if view.span is None:
         return {}

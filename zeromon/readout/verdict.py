@@ -471,12 +471,12 @@ def _memory_risk(run: RunSnapshot) -> Verdict | None:
         return None
     nearest = nearest_oom([rank for rank in run.ranks if rank.rank == finding.rank])
     if nearest is None:
-        return _about(finding, Health.AT_RISK)
+        return _verdict_about(finding, Health.AT_RISK)
     headlines = risk_headline(*nearest), risk_headline(*nearest, short=True)
     return Verdict(Health.AT_RISK, finding.severity, *headlines, finding=finding)
 
 
-def _about(finding: Finding, health: Health) -> Verdict:
+def _verdict_about(finding: Finding, health: Health) -> Verdict:
     return Verdict(health, finding.severity, text.finding_text(finding), finding=finding)
 
 
@@ -489,7 +489,7 @@ def _at_risk_verdict(run: RunSnapshot) -> Verdict | None:
     if run.unread:
         return Verdict(Health.AT_RISK, Severity.WARNING, text.unread_text(run))
     severe = _severe_findings(run, Severity.CRITICAL) or _severe_findings(run, Severity.WARNING)
-    return _about(severe[0], Health.AT_RISK) if severe else None
+    return _verdict_about(severe[0], Health.AT_RISK) if severe else None
 
 
 def health_of_finding(finding: Finding) -> Health | None:
@@ -516,7 +516,7 @@ def _lost_time(run: RunSnapshot) -> Verdict | None:
     ]  # fmt: skip
     if not findings:
         return None
-    return _about(_most_severe_finding(findings), Health.SLOW)
+    return _verdict_about(_most_severe_finding(findings), Health.SLOW)
 
 
 _EXPLAINS = 0.25

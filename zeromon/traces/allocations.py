@@ -516,7 +516,8 @@ ACTIVATION, TEMPORARY, COMMUNICATION = "activations", "temporary", "communicatio
 UNKNOWN = "unknown"
 ROLES = PARAMETER, GRADIENT, OPTIMIZER_STATE, ACTIVATION, TEMPORARY, COMMUNICATION, UNKNOWN
 
-_FORWARD, _BACKWARD, _OPTIMIZER, _ZERO_GRAD = "forward", "backward", "optimizer", "zero_grad"
+_FORWARD, _BACKWARD = "forward", "backward"
+_OPTIMIZER, _ZERO_GRAD = "optimizer", "zero_grad"
 
 _OPTIM = r"(?:/optim/|/optimizers?/|deepspeed/ops/(?:adam|lamb|lion|adagrad|muon)/)[^:]*:\d+:"
 _MODULES = r"nn/modules/\w+\.py:\d+:"

@@ -363,7 +363,7 @@ def fold_feed_message(state: ObservedRun | None, message: SnapshotArrived) -> Ob
 
 
 def _merge_findings(earlier_findings: Sequence[Finding], run: RunSnapshot) -> tuple[Finding, ...]:
-    """*earlier_findings* with those of *run*: one that is not among them any more ended at this moment."""
+    """*earlier_findings* with those of *run*: one that is gone ended now."""
     standing = {(f.rule, f.rank, f.came): f for f in run.findings}
     merged = [
         replace(f, gone=run.taken_wall)

@@ -45,15 +45,17 @@ def content(view: Known) -> Page:
     job = job_ledger([run])
     return Page(
         {
-            "waits": {"children": _waits(run)},
+            "waits": {"children": _waits_content(run)},
             "waits-window": {"children": f"mean of the {window_text(run)}"},
-            "to-change": {"children": _changes(run)},
+            "to-change": {"children": _change_panels(run)},
             "memory-answer": {"children": memory_answer(run)},
             **{f"{name}-title": {"children": drawn[name].title} for name in _MAIN if name in drawn},
             "run-about": {"children": head_block(run, view.about)},
             "spreads": {"children": _rank_spread_table(run)},
             "ledger-line": {"children": ledger_summary(job) or _NO_LEDGER},
-            "breakdown": {"figure": plotly_figures.step_breakdown(run) or empty_figure(_unknown(run))},
+            "breakdown": {
+                "figure": plotly_figures.step_breakdown(run) or empty_figure(_unknown_reason(run))
+            },
             "ledger": {"figure": plotly_figures.ledger_figure(run) or empty_figure(_NO_LEDGER)},
             "training": {"children": _training_line(run)},
             "differences": {
@@ -71,13 +73,13 @@ def skeleton(props: Parts, _: Route) -> list[Any]:
     return [
         html.Div(
             [
-                _panel(
+                _answer_panel(
                     [html.Span("What does a step wait for? "), spans["waits-window"]],
                     html.Div(id="waits", **props["waits"]),
                 ),
-                _panel(["What do I change?"], html.Div(id="to-change", **props["to-change"])),
-                _panel([spans["step-time-title"]], widgets.graph("step-time", props)),
-                _panel(
+                _answer_panel(["What do I change?"], html.Div(id="to-change", **props["to-change"])),
+                _answer_panel([spans["step-time-title"]], widgets.graph("step-time", props)),
+                _answer_panel(
                     [html.Span("Will it run out of memory? "), spans["memory-answer"]],
                     html.P(spans["memory-title"], className="dim"),
                     widgets.graph("memory", props),
@@ -107,21 +109,24 @@ def _main_chart(run: RunSnapshot, name: str, chart: Chart) -> Chart:
     return replace(chart, titled=False, events=events_of(run, name), height=185)
 
 
-def _panel(title: list[Any], *children: Any) -> Any:
+def _answer_panel(title: list[Any], *children: Any) -> Any:
     return dmc.Paper([html.H2(title), *children], p="sm", className="answer")
 
 
-def _waits(run: RunSnapshot) -> list[Any]:
+def _waits_content(run: RunSnapshot) -> list[Any]:
     """Two bars of a step, and the pace; why they are not known."""
     bars = step_bars(run)
     if not bars:
-        return [html.P(_unknown(run), className="dim")]
+        return [html.P(_unknown_reason(run), className="dim")]
     longest = max(bar.seconds for bar in bars)
     kinds = dict.fromkeys(segment.kind for bar in bars for segment in bar.segments)
     return [
-        *(_bar(bar, longest) for bar in bars),
+        *(_bar_markup(bar, longest) for bar in bars),
         html.P([html.Span([html.I(className=k), _KIND_NAMES[k]]) for k in kinds], className="key"),
-        html.P([html.Span([html.B(value), f" {note}"]) for value, note in _pace(run)], className="pace"),
+        html.P(
+            [html.Span([html.B(value), f" {note}"]) for value, note in _pace_texts(run)],
+            className="pace",
+        ),
     ]
 
 
@@ -131,10 +136,10 @@ _KIND_NAMES = {
 }  # fmt: skip
 
 
-def _bar(bar: StepBar, longest: float) -> Any:
+def _bar_markup(bar: StepBar, longest: float) -> Any:
     segments = [
         html.Div(
-            _fitting(segment, segment.seconds / longest),
+            _fitting_label(segment, segment.seconds / longest),
             title=f"{segment.name}: {human_ratio(segment.seconds / bar.seconds)} of the step",
             className=f"part {segment.kind}{' late' if segment.late else ''}",
             style={"width": f"{100 * segment.seconds / longest:.2f}%"},
@@ -149,7 +154,7 @@ _CHARACTERS = 70
 """So many fit in a bar of the widest panel."""
 
 
-def _fitting(segment: Segment, share: float) -> list[Any]:
+def _fitting_label(segment: Segment, share: float) -> list[Any]:
     """The name and the seconds of *segment*, as far as they fit in *share* of a bar."""
     seconds = f" {human_seconds(segment.seconds)}"
     width = _CHARACTERS * share - 2
@@ -158,7 +163,7 @@ def _fitting(segment: Segment, share: float) -> list[Any]:
     return [html.B(segment.name), *([seconds] if len(segment.name + seconds) <= width else [])]
 
 
-def _pace(run: RunSnapshot) -> Iterator[tuple[str, str]]:
+def _pace_texts(run: RunSnapshot) -> Iterator[tuple[str, str]]:
     """(value, what it is): step time, tokens a second, goodput, and how far the run is."""
     yield from pace_facts(run)
     if isinstance(rate := tokens_per_second(run), float):
@@ -169,14 +174,14 @@ def _pace(run: RunSnapshot) -> Iterator[tuple[str, str]]:
         yield "", progress_text(run)
 
 
-def _unknown(run: RunSnapshot) -> str:
+def _unknown_reason(run: RunSnapshot) -> str:
     """Why no step can be shown."""
     if not run.ranks:
         return "n/a: no rank has reported yet"
     return "n/a: no step is timed" if run.last_step else "n/a: no step has ended yet"
 
 
-def _changes(run: RunSnapshot) -> list[Any]:
+def _change_panels(run: RunSnapshot) -> list[Any]:
     notes = [dmc.Alert(note, color="orange") for note in text.notes_of(run) if run.ranks]
     chosen = findings_to_act_on(run)
     if not chosen:
