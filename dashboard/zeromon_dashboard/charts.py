@@ -8,6 +8,7 @@ milliseconds on checks that a test makes, and a browser cannot append to arrays.
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from zeromon.base.units import human_bytes
@@ -33,7 +34,7 @@ COLOURS = (
 MAX_POINTS = 600
 MAX_RANKS = 8
 _WARM_UP = 3
-_FEW = 8
+FEW = 8
 """With fewer steps, an axis has a mark for each."""
 _MAX_BESIDE_TITLE, _MAX_CHARACTERS = 4, 36
 LEGEND_BELOW = {"legend": {"orientation": "h", "y": -0.32, "yanchor": "top", "x": 0}}
@@ -93,19 +94,25 @@ class Chart:
             self.height + 60 * is_crowded,
             **(LEGEND_BELOW if is_crowded else {}),
             margin={"l": 60, "r": 16, "t": 44 if self.titled else 24, "b": 44},
-            xaxis={**step_axis(self.steps), **({"dtick": 1} if 0 < self.last < _FEW else {})},
+            xaxis={**step_axis(self.steps), **({"dtick": 1} if 0 < self.last < FEW else {})},
             yaxis={**titled_axis(self.unit), "range": [min(0.0, 1.1 * low), top], "fixedrange": True},
             uirevision=str(self.steps),  # else a zoom of before outlives a new range
             hovermode="x unified",
             shapes=[
                 *(_level_line(mark) for mark in self.marks if mark.x is None),
-                *(_event_line(step) for step, _ in self.events),
+                *(_event_line(step) for step, _ in self._drawn_events),
             ],
             annotations=[
                 *(_level_label(mark) for mark in self.marks if mark.x is None),
-                *(_event_label(step, label) for step, label in self.events),
+                *(_event_label(step, label) for step, label in self._drawn_events),
             ],
         )
+
+    @property
+    def _drawn_events(self) -> list[tuple[int, str]]:
+        """Those within the lines: others would stretch the axis."""
+        first_step = min((x[0] for x, _ in self.traces.values() if x), default=0.0)
+        return [(step, label) for step, label in self.events if first_step <= step <= self.last]
 
     def newer(self, step: float) -> dict[str, Any] | None:
         """The points after *step*, as ``extendData`` takes them; None without any."""
@@ -181,7 +188,8 @@ def _event_line(step: int) -> dict[str, Any]:
 
 def _event_label(step: int, label: str) -> dict[str, Any]:
     return {
-        "text": label, "yref": "paper", "x": step, "xanchor": "left", "y": 0, "yanchor": "bottom",
+        "text": escape(label), "yref": "paper", "x": step, "y": 0,
+        "xanchor": "left", "yanchor": "bottom",
         "showarrow": False, "font": {"color": "#D55E00", "size": 11},
     }  # fmt: skip
 

@@ -15,9 +15,9 @@ from typing import Any
 from plotly.utils import PlotlyJSONEncoder
 
 from zeromon.comparison.comparison import Comparison
-from zeromon.snapshot import Finding, RunSnapshot
+from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.run import About
-from zeromon_dashboard.charts import Chart
+from zeromon_dashboard.charts import FEW, Chart
 from zeromon_dashboard.hub import Followed, Hub
 from zeromon_dashboard.layout import page_of
 from zeromon_dashboard.page import Known, Page
@@ -26,7 +26,7 @@ from zeromon_dashboard.url_state import Route
 _MAX_FEEDS = 64
 _WITH_STEPS = ("overview", "memory", "communication")
 """The pages that draw the steps of the run."""
-_SUMS, _SUMS_SECONDS = ("breakdown", "ledger"), 5.0
+_SUMS, _SUMS_SECONDS = ("breakdown", "ledger", "ledger-line", "run-about"), 5.0
 """Parts that are means of many steps or sums over the run, and how often they change."""
 
 
@@ -63,8 +63,6 @@ class Feed:
         """Encoded properties by the id of their component, and the version that changed them last."""
         self._page = Page({})
         self._epochs: dict[str, str] = {}
-        self._findings: list[Finding] = []
-        self._findings_wall = -math.inf
         self._sums_wall = 0.0
         """When the parts of :data:`_SUMS` were sent last, by the snapshot's clock."""
 
@@ -104,12 +102,6 @@ class Feed:
                 f'"props":{_join_json_fields(props)},"extend":{_join_json_fields(extend)}}}'
             )
 
-    def _findings_of_record(self, run: RunSnapshot) -> list[Finding]:
-        """All findings in the record, read now and then, and those of *run*, the newest snapshot."""
-        if not 0 <= run.taken_wall - self._findings_wall < _SUMS_SECONDS:
-            self._findings, self._findings_wall = self._followed.findings(), run.taken_wall
-        return self._findings
-
     def _newest_cursor(self) -> Cursor:
         last_step = max((chart.last for chart in self._page.charts.values()), default=-1)
         return Cursor(self.name, self._version, " ".join(self._epochs.values()), last_step)
@@ -139,7 +131,7 @@ class Feed:
                 where=self.where,
                 run=run,
                 series=series,
-                findings=self._findings_of_record(run),
+                findings=self._followed.findings(),
                 span=self._followed.span(),
                 live=self._followed.live,
                 age=reading.age,
@@ -181,7 +173,7 @@ def _chart_shape(chart: Chart) -> str:
     ]
     events = ",".join(f"{step} {label}" for step, label in chart.events)
     shape = f"{chart.title}|{','.join(chart.traces)}|{_round_coarsely(chart.top):g}|{','.join(marks)}"
-    return f"{shape}|{events}"
+    return f"{shape}|{events}|{min(chart.last, FEW):g}"  # figures of the first steps differ otherwise
 
 
 def _round_coarsely(value: float) -> float:

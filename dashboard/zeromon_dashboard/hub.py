@@ -26,6 +26,8 @@ from zeromon_dashboard.url_state import Route
 _FRESH_SECONDS = 0.9
 _LIST_SECONDS = 3.0
 _THINNED_SECONDS = 10.0
+_PAST_SECONDS = 5.0
+"""How long the findings and the span of a record are taken for the newest."""
 _MAX_SOURCES = 32
 _MAX_POINTS = 600
 _MAX_POINTS_MANY = 200
@@ -79,6 +81,9 @@ class Followed:
         self._run: RunSnapshot | None = None
         self._read_at = 0.0
         self._trouble = ""
+        self._findings: list[Finding] = []
+        self._span: tuple[float, float] | None = None
+        self._past_at = -_PAST_SECONDS
         self._series: OrderedDict[tuple[object, ...], _Steps] = OrderedDict()
 
     @property
@@ -135,18 +140,25 @@ class Followed:
         return self.source.at(seconds)
 
     def findings(self) -> list[Finding]:
-        """All findings in the run's record; [] where it cannot be read."""
-        try:
-            return self.source.findings()
-        except (ZeromonError, OSError):
-            return []
+        """All findings in the run's record, read every few seconds; [] where it cannot be read."""
+        if self._clock() - self._past_at >= _PAST_SECONDS:
+            self._read_past()
+        return self._findings
 
     def span(self) -> tuple[float, float] | None:
         """The first and the last recorded moment; None where there is no record."""
-        try:
-            return self.source.span()
-        except (ZeromonError, OSError):
-            return None
+        if self._clock() - self._past_at >= _PAST_SECONDS:
+            self._read_past()
+        if self._span is None or self._run is None or self._run.ended:
+            return self._span
+        return self._span[0], max(self._span[1], self._run.taken_wall)
+
+    def _read_past(self) -> None:
+        self._past_at = self._clock()
+        self._findings, self._span = [], None
+        with suppress(ZeromonError, OSError):
+            self._span = self.source.span()
+            self._findings = self.source.findings()
 
     def series(
         self,

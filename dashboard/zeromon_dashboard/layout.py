@@ -7,7 +7,6 @@ view and for every later one; an open tab receives the parts whose properties ha
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
 
 import dash_mantine_components as dmc
 from dash import dcc, html
@@ -51,7 +50,9 @@ def page_skeleton(
         dmc.Group(id="about", gap="xs", **props["about"]),
         dmc.Badge(id="state", variant="dot", **props["state"]),
     ]
-    change = "#to-change" if route.page == "overview" else f"/run/{quote(route.run)}/advice"
+    change: Any = html.A("What to change", id="act", href="#to-change")
+    if route.page != "overview":
+        change = dcc.Link("What to change", id="act", href=replace(route, page="advice").address)
     banner = [
         html.Div([html.Span(id="sign", **props["sign"]), html.Span(id="health", **props["health"])],
                  className="word"),
@@ -61,7 +62,7 @@ def page_skeleton(
                 html.P([html.Span(id=name, **props[name]) for name in ("detail", "verdict")]),
             ]
         ),
-        html.A("What to change", id="act", href=change),
+        change,
     ]  # fmt: skip
     return dmc.Stack(
         [
@@ -99,7 +100,8 @@ def _page_head_props(view: Known) -> Parts:
     else:
         state, colour = "live", "teal"
     judged = unanswered_verdict(run, view.age) if view.trouble and not run.ended else judge_run(run)
-    note, life = view.about.note, _clip_life(life_of_run(run, view.findings), view.span)
+    note, until_wall = view.about.note, view.span[1] if view.span is not None else 0.0
+    life = life_of_run(run, view.findings, until_wall)
     tags = (dmc.Badge(t, variant="outline", color="gray", tt="none") for t in view.about.tags)
     remarks = [dmc.Text(note, size="sm")] if note else []
     return {
@@ -112,39 +114,29 @@ def _page_head_props(view: Known) -> Parts:
         "state": {"children": state, "color": colour},
         "detail": {"children": judged.detail and f"{judged.detail}; "},
         "verdict": {"children": state_beside(judged.health, run)},
-        "life": {"style": {"background": _life_gradient(life)}, "title": life_text(life)},
+        "life": {"style": {"background": _life_gradient(life, view.span)}, "title": life_text(life)},
         "when": _player_moments(view),
     }
 
 
-def _clip_life(life: Sequence[VerdictPeriod], span: tuple[float, float] | None) -> list[VerdictPeriod]:
-    """*life* within the record, without the periods that would be too narrow to see."""
-    if span is None:
-        return []
-    start_wall, end_wall = span
-    clipped = [
-        replace(s, start_wall=max(s.start_wall, start_wall), end_wall=min(s.end_wall, end_wall))
-        for s in life
-    ]
-    narrow = _NARROW * (end_wall - start_wall)
-    return [s for s in clipped if s.end_wall - s.start_wall >= narrow > 0]
+_NARROW = 0.8
+"""A severe period has at least so many percent of the strip."""
 
 
-_NARROW = 0.004
-
-
-def _life_gradient(life: Sequence[VerdictPeriod]) -> str:
+def _life_gradient(life: Sequence[VerdictPeriod], span: tuple[float, float] | None) -> str:
     """A background with the colour of each verdict, from the first recorded moment to the last."""
-    if not life:
+    start_wall, end_wall = span or (0.0, 0.0)
+    if end_wall <= start_wall:
         return "var(--zm-over)"
-    start_wall = life[0].start_wall
-    percent = 100 / (life[-1].end_wall - start_wall)
-    stops = (
-        f"var(--zm-{_TONES[s.severity]}) {percent * (s.start_wall - start_wall):.1f}% "
-        f"{percent * (s.end_wall - start_wall):.1f}%"
-        for s in life
-    )
-    return f"linear-gradient(to right, {', '.join(stops)})"
+    stops, drawn = [], 0.0
+    for period in life:
+        width = _NARROW if period.severity is Severity.CRITICAL else 0.0
+        share = 100 * (period.end_wall - start_wall) / (end_wall - start_wall)
+        percent = min(100.0, max(share, drawn + width))
+        if percent > drawn:
+            stops.append(f"var(--zm-{_TONES[period.severity]}) {drawn:.1f}% {percent:.1f}%")
+            drawn = percent
+    return f"linear-gradient(to right, {', '.join(stops)})" if stops else "var(--zm-over)"
 
 
 def _player_moments(view: Known) -> Props:
@@ -239,7 +231,7 @@ def _player_panel(route: Route, span: tuple[float, float] | None, props: Parts) 
             allowDeselect=False,
             data=[{"value": str(n), "label": f"{n} x"} for n in (1, 10, 60, 600, 3600)],
         ),
-        html.Div([html.Div(id="life", **props["life"]), slider], className="life"),
+        html.Div(slider, id="life", **props["life"]),
         dmc.Text(clock(route.at) if route.at is not None else "", id="when-text", size="sm"),
         dmc.Button("end", id="now"),
     ]

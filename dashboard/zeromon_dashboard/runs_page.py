@@ -43,8 +43,11 @@ def _verdict_text(item: ListedRun) -> str:
     manifest = item.manifest
     if not item.live and not manifest.ended:
         return f"{SIGNS[Severity.INFO]} not watched"
-    severity = Severity(manifest.worst) if manifest.worst else None
-    return f"{SIGNS[severity]} {manifest.health or manifest.verdict}"
+    sign = _SIGNS.get(manifest.severity, SIGNS[Severity.INFO])
+    return f"{sign} {manifest.health or manifest.verdict}"
+
+
+_SIGNS = {str(severity or ""): sign for severity, sign in SIGNS.items()}
 
 
 def _duration_text(manifest: Manifest) -> str:
@@ -62,7 +65,15 @@ _SPECIAL: dict[str, dict[str, Any]] = {
             for severity in (Severity.WARNING, Severity.CRITICAL)
         },
     },
-    "link": {"pinned": "left", "width": 170, "flex": 0, "headerName": "run", "cellRenderer": "markdown"},
+    "link": {
+        "pinned": "left",
+        "width": 170,
+        "flex": 0,
+        "headerName": "run",
+        "cellRenderer": "markdown",
+        "tooltipField": "run",
+        "filterValueGetter": {"function": "params.data.run"},
+    },
     "why": {"wrapText": True, "autoHeight": True, "minWidth": 300, "flex": 4},
 }
 """Further properties of some columns."""

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from builders import rank, run
+from builders import rank, run, summary
 from hypothesis import given, strategies as st
 
 from zeromon.readout.answers import (
@@ -109,6 +109,41 @@ def test_waiting_is_named_by_whom_the_rank_waits_for() -> None:
     assert step_bars(run()) == ()
 
 
+def test_communication_that_nobody_timed_is_not_shown_as_compute() -> None:
+    idle = tuple(summary(n, idle=True) for n in range(1, 21))
+    (bar,) = step_bars(run(rank(0, recent=idle)))
+    assert bar.segments[0].name == "compute and communication"
+    assert "; communication n/a: " in bar.text
+    assert "n/a" not in step_bars(run(rank(0)))[0].text
+
+
+def test_a_victim_and_a_stopped_rank_do_not_die_in_the_life_of_their_run() -> None:
+    died = replace(HANG, rule="rank_died", code="ZM001")
+    assert words(died)[-1][0] == "dying"
+    for severity in (Severity.WARNING, Severity.INFO):
+        assert words(replace(died, severity=severity)) == words()
+
+
+def test_a_finding_that_ends_before_it_came_counts_nowhere() -> None:
+    """By a clock that was set back."""
+    assert words(replace(HANG, gone=1005.0)) == words()
+
+
+def test_the_life_goes_on_to_the_end_of_the_record_at_a_moment_of_the_past() -> None:
+    past = replace(run(rank(0)), taken_wall=1012.0)
+    life = life_of_run(past, [SLOW, HANG], 1030.0)
+    assert life[-1].end_wall == 1030.0 and life[-1].health is Health.STALLED
+
+
+def test_many_findings_at_once_take_no_time_that_grows_with_their_square() -> None:
+    """Of thousands of ranks: each comes and goes once, whatever else stands."""
+    many = [replace(SLOW, rank=n, came=1005 + n / 1000, gone=1020 + n / 1000) for n in range(5000)]
+    assert [str(period.health) for period in life_of_run(run(rank(0)), many)] == [
+        "healthy", "slow", "healthy",
+    ]  # fmt: skip
+    assert life_of_run(run(), many)[0].health is Health.STARTING
+
+
 def test_what_comes_with_a_change_comes_before_what_does_not() -> None:
     fix = Remedy(cause="c", dialect="Python", diff="- a\n+ b")
     other = Finding(rule="data_wait", code="ZM601", severity=Severity.INFO, text="t", remedy=fix)
@@ -132,7 +167,10 @@ def test_memory_is_answered_with_yes_or_no() -> None:
         )
         return memory_answer(run(rank(0, risks=(replace(risk, **facts),))))  # type: ignore[arg-type]
 
-    assert answer() == "no, 20.0 GiB left"
+    assert answer() == "no, 20.0 GiB of device memory left"
+    assert answer(ratio=0.95, used_bytes=79 << 30, cause=RiskCause.STATIC).startswith("at risk: ")
+    for unknown in ({"used_bytes": -1}, {"capacity_bytes": -1}):
+        assert answer(**unknown).startswith("n/a: ")
     assert answer(steps_left=100.0, growth_bytes_per_step=1.0).startswith("yes, at about step 120")
     assert memory_answer(run(rank(0, risks=()))).startswith("n/a: ")
     killed = rank(0, alive=False, failed=True, ended=KILLED_FOR_MEMORY)

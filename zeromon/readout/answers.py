@@ -12,11 +12,12 @@ from statistics import median, median_low
 from typing import NamedTuple
 
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
-from zeromon.readout.breakdown import PART_NAMES, PARTS, rank_parts
+from zeromon.readout.breakdown import PART_NAMES, PARTS, exposed_is_known, rank_parts
+from zeromon.readout.charts import charts_of, limit_of
 from zeromon.readout.figures import LAST_STEPS, run_step_seconds
 from zeromon.readout.ledger import USEFUL, JobLedger
-from zeromon.readout.text import STALLS, clock, has_died, pause_seconds, pause_text
-from zeromon.readout.verdict import Health, health_of_finding, judge_run, risk_level
+from zeromon.readout.text import STALLS, clock, exposed_unknown, has_died, pause_seconds, pause_text
+from zeromon.readout.verdict import Health, health_of_finding, judge_run, risk_text
 from zeromon.ring.codes import TextEnum
 from zeromon.snapshot import Finding, Pool, RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.focus import (
@@ -28,6 +29,7 @@ from zeromon.snapshot.focus import (
     nearest_oom,
 )
 from zeromon.snapshot.ledger import Cause
+from zeromon.snapshot.levels import OOM
 
 # ---- how the run was, from its start to now -------------------------------------------------------
 
@@ -49,61 +51,69 @@ class VerdictPeriod:
         return self.health.severity if self.finding is None else self.finding.severity
 
 
-def life_of_run(run: RunSnapshot, findings: Iterable[Finding]) -> tuple[VerdictPeriod, ...]:
+def life_of_run(
+    run: RunSnapshot, findings: Iterable[Finding], until_wall: float = 0.0
+) -> tuple[VerdictPeriod, ...]:
     """The verdicts on *run* over time, from the *findings* of its whole record.
 
-    They follow one another without a gap, from the launch to the newest moment; () for a run that is
-    read from a Prometheus, which keeps no findings.
+    They follow one another without a gap, from the launch to the moment of *run* or to *until_wall*,
+    where that is later; () for a run that is read from a Prometheus, which keeps no findings.
     """
     if run.origin:
         return ()
-    start_wall, end_wall = run.started_wall, max(run.started_wall, run.taken_wall)
-    first_step = _first_step_wall(run)
-    changes: dict[float, list[Finding]] = {start_wall: [], end_wall: []}
-    if first_step is not None:
-        changes[first_step] = []
-    for finding in dict.fromkeys(findings):
-        if finding.came and _health_while(finding) is not None:
-            for change_wall in (finding.came, finding.gone or end_wall):
-                within_wall = min(max(change_wall, start_wall), end_wall)
-                changes.setdefault(within_wall, []).append(finding)
+    start_wall, end_wall = run.started_wall, max(run.started_wall, run.taken_wall, until_wall)
+
+    def clamp(wall: float) -> float:
+        return min(max(wall, start_wall), end_wall)
+
+    begun_wall = _first_step_wall(run)
+    changes: dict[float, list[tuple[int, Finding]]] = {start_wall: [], end_wall: []}
+    if begun_wall is not None:
+        begun_wall = clamp(begun_wall)
+        changes[begun_wall] = []
+    for number, finding in enumerate(dict.fromkeys(findings)):
+        gone_wall = end_wall if finding.gone is None else finding.gone
+        # A clock that was set back can end a finding before it came
+        if finding.came and _health_while(finding) is not None and gone_wall >= finding.came:
+            for change_wall in (finding.came, gone_wall):
+                changes.setdefault(clamp(change_wall), []).append((number, finding))
     periods: list[VerdictPeriod] = []
-    standing: list[Finding] = []
-    for since_wall, until_wall in pairwise(sorted(changes)):
-        # A finding changes at its begin and at its end
-        for finding in changes[since_wall]:
-            standing.remove(finding) if finding in standing else standing.append(finding)
-        cause = max(standing, key=lambda f: _ORDER.index(_health_while(f)), default=None)
-        health = Health.HEALTHY if cause is None else _health_while(cause) or Health.HEALTHY
-        if cause is None and (first_step is None or until_wall <= first_step):
+    standing: dict[Health, dict[int, Finding]] = {health: {} for health in _FROM_THE_WORST}
+    for since_wall, next_wall in pairwise(sorted(changes)):
+        for number, finding in changes[since_wall]:  # once where it comes, once where it ends
+            of_health = standing[_health_while(finding) or Health.SLOW]
+            if of_health.pop(number, None) is None:
+                of_health[number] = finding
+        health = next((health for health in _FROM_THE_WORST if standing[health]), Health.HEALTHY)
+        cause = next(iter(standing[health].values())) if health is not Health.HEALTHY else None
+        if cause is None and (begun_wall is None or next_wall <= begun_wall):
             health = Health.STARTING
         if periods and periods[-1].health is health:
-            periods[-1] = replace(periods[-1], end_wall=until_wall)
+            periods[-1] = replace(periods[-1], end_wall=next_wall)
         else:
-            periods.append(VerdictPeriod(health, since_wall, until_wall, cause))
+            periods.append(VerdictPeriod(health, since_wall, next_wall, cause))
     return tuple(periods)
 
 
-_ORDER = [None, Health.SLOW, Health.AT_RISK, Health.STALLED, Health.DYING]
-"""From the least to the most severe."""
+_FROM_THE_WORST = (Health.DYING, Health.STALLED, Health.AT_RISK, Health.SLOW)
 
 
 def _health_while(finding: Finding) -> Health | None:
     """The health of a run while *finding* stands alone; None where it changes nothing."""
+    is_critical = finding.severity is Severity.CRITICAL
     if finding.rule in STALLS:
-        return Health.STALLED if finding.severity is Severity.CRITICAL else None
-    if finding.rule == "rank_died":
-        return Health.DYING
-    if finding.severity is Severity.CRITICAL:
+        return Health.STALLED if is_critical else None
+    if finding.rule == "rank_died":  # less than critical: a victim, or a rank that its user stopped
+        return Health.DYING if is_critical else None
+    if is_critical:
         return Health.AT_RISK
     return health_of_finding(finding) if finding.severity is Severity.WARNING else None
 
 
 def _first_step_wall(run: RunSnapshot) -> float | None:
-    """When the first step ended on the slowest rank; None before."""
-    seconds = [r.ledger.startup_seconds for r in run.ranks if r.steps.watched_steps]
-    startups = [startup for startup in seconds if startup is not None]
-    return run.started_wall + max(startups) if startups else None
+    """When the first step ended on the slowest rank, or the run began to be watched; None before."""
+    stepped = [rank.ledger.startup_seconds or 0.0 for rank in run.ranks if rank.steps.watched_steps]
+    return run.started_wall + max(stepped) if stepped else None
 
 
 def life_text(life: Sequence[VerdictPeriod]) -> str:
@@ -149,19 +159,26 @@ class StepBar:
         return sum(segment.seconds for segment in self.segments)
 
     @property
+    def unknown(self) -> str:
+        """Why the parts do not show what waits for communication; "" where they do."""
+        return "" if exposed_is_known(self.rank) else f"communication n/a: {exposed_unknown(self.rank)}"
+
+    @property
     def text(self) -> str:
-        """``compute 22 %, waits for rank 1 33 %, own code 29 %``."""
+        """``compute 22 %, waits for rank 1 33 %, own code 29 %``, and what is not known."""
         total_seconds = self.seconds
-        return ", ".join(
+        shares = ", ".join(
             f"{s.name} {human_ratio(s.seconds / total_seconds)}{' (late)' * s.late}"
             for s in self.segments
         )
+        return "; ".join(filter(None, (shares, self.unknown)))
 
 
 def step_bars(run: RunSnapshot) -> tuple[StepBar, ...]:
     """The median rank's step and the worst rank's; () before a step is known.
 
-    The worst rank is the one that the others wait for, else the most exposed one.
+    The worst rank is the one that the others wait for, else the most exposed one. A snapshot of a large
+    run has only some ranks, mostly bad ones, so there it is alone.
     """
     ranks = [rank for rank in run.ranks if any(rank_parts(rank).values())]
     if not ranks:
@@ -170,8 +187,11 @@ def step_bars(run: RunSnapshot) -> tuple[StepBar, ...]:
     worst_rank = next((rank for rank in ranks if rank.rank in late_phases), None) or most_exposed(ranks)
     assert worst_rank is not None
     other_ranks = [rank for rank in ranks if rank is not worst_rank]
-    if not other_ranks:
-        return (StepBar(worst_rank, "", _segments_of(worst_rank, (), "")),)
+    if not other_ranks or run.fleet is not None:
+        phases = late_phases.get(worst_rank.rank, ())
+        awaited = "other ranks" if other_ranks else ""
+        placement = "" if not other_ranks else "late" if phases else "most exposed"
+        return (StepBar(worst_rank, placement, _segments_of(worst_rank, phases, awaited)),)
     median_ratio = median_low([rank.communication.exposed_ratio or 0.0 for rank in other_ranks])
     median_rank = next(
         rank for rank in other_ranks if (rank.communication.exposed_ratio or 0.0) == median_ratio
@@ -200,7 +220,8 @@ def _segments_of(rank: RankSnapshot, late_phases: Sequence[str], awaited: str) -
     exposed = seconds.pop("exposed", 0.0)
     waiting = min(exposed, rank.communication.wait_seconds or 0.0) if awaited else 0.0
     compute = sum(seconds.pop(name, 0.0) for name in _COMPUTE if name not in late_phases)
-    segments = [Segment("compute", Kind.COMPUTE, compute)]
+    compute_name = "compute" if exposed_is_known(rank) else "compute and communication"
+    segments = [Segment(compute_name, Kind.COMPUTE, compute)]
     segments += [Segment(name.replace("_", " "), Kind.COMPUTE, seconds.pop(name, 0.0), late=True)
               for name in PARTS if name in _COMPUTE and name in late_phases]  # fmt: skip
     segments += [
@@ -236,7 +257,10 @@ def window_text(run: RunSnapshot) -> str:
 
 def pace_facts(run: RunSnapshot) -> list[tuple[str, str]]:
     """(value, what it is): the step time, and what it was before a rank was late."""
+    spreads = {} if run.fleet is None else run.fleet.spreads
     seconds = run_step_seconds(run.ranks)
+    if "step_seconds" in spreads:
+        seconds = spreads["step_seconds"].median
     if seconds is None:
         return []
     pause = pause_seconds(run)
@@ -254,10 +278,11 @@ def events_of(run: RunSnapshot, chart: str) -> tuple[tuple[int, str], ...]:
     """The steps from which on something was different, for the *chart* of that name."""
     if chart == "step-time":
         return tuple((s.since_step, f"{s.straggler_name} late") for s in run.stragglers if s.since_step)
-    nearest = nearest_oom(run.ranks) if chart == "memory" else None
-    if nearest is None or not nearest[1].growth_bytes_per_step or not nearest[1].since_step:
+    spec = next((spec for spec in charts_of(run.ranks) if spec.name == chart), None)
+    limit = limit_of(spec, run.ranks) if spec is not None else None
+    if limit is None or not limit.risk.growth_bytes_per_step or not limit.risk.since_step:
         return ()
-    return ((nearest[1].since_step, f"+{human_bytes(nearest[1].growth_bytes_per_step)} per step"),)
+    return ((limit.risk.since_step, "grows from here"),)
 
 
 # ---- what to change -------------------------------------------------------------------------------
@@ -298,10 +323,12 @@ def memory_answer(run: RunSnapshot) -> str:
     if risk.steps_left is not None:
         step = human_count(rank.steps.last_step + risk.steps_left)
         return f"{'yes' if rank.status.alive else 'it would have'}, at about step {step}"
-    if risk.capacity_bytes < 0:
-        return f"no growth; {risk_level(risk)}"
+    if OOM.severity(risk.ratio) in (Severity.WARNING, Severity.CRITICAL):
+        return f"at risk: {risk_text(risk, rank)}"
+    if risk.capacity_bytes < 0 or risk.used_bytes < 0:
+        return f"n/a: the limit of {risk.pool} memory is not known"
     free = human_bytes(max(0, risk.capacity_bytes - risk.used_bytes))
-    return f"no, {free} left" if not run.ended else f"no, {free} were left"
+    return f"no, {free} of {risk.pool} memory {'were ' if run.ended else ''}left"
 
 
 # ---- where all the time went ----------------------------------------------------------------------

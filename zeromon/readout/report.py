@@ -189,7 +189,7 @@ def render_answers(
     past: Sequence[Finding] = (),
     advice_of: Callable[[str], str] = lambda _: "",
 ) -> str:
-    """The four answers in 25 rows_shown or so; *advice_of*: what a rule's page advises, by its code.
+    """The four answers in about 25 lines; *advice_of*: what a rule's page advises, by its code.
 
     *past*: all findings of the record, for the verdicts on the run over time.
     """
@@ -198,33 +198,34 @@ def render_answers(
     rows_shown = [f"run {run.run}: {run_state(run)}", headline]
     if len(life) > 1:
         rows_shown.append(_wrap_text(life_text(life)))
-    facts = "\n".join(_fact_lines(run, annotation or About()))
-    rows_shown += [row for row in facts.splitlines() if row.startswith(_FACTS)]
-    bars = step_bars(run)
-    figures_shown = [f"{value} {note}" for value, note in pace_facts(run)]
-    goodput = ledger.job_ledger([run]).goodput
-    figures_shown += [] if goodput is None else [f"goodput {human_ratio(goodput)} of all ranks' time"]
-    pace_shown = ", ".join(figures_shown) or "n/a: no step has ended yet"
-    rows_shown += ["", f"What does a step wait for? {pace_shown}, mean of the {window_text(run)}"]
-    for bar in bars:
+    rows_shown += [row for row in _fact_lines(run, annotation or About()) if row.startswith(_FACTS)]
+    facts = [f"{value} {note}, mean of the {window_text(run)}" for value, note in pace_facts(run)]
+    goodput = None if run.fleet is not None else ledger.job_ledger([run]).goodput
+    facts += [] if goodput is None else [f"goodput {human_ratio(goodput)} of all ranks' time"]
+    pace_shown = "; ".join(facts) or "n/a: no step has ended yet"
+    rows_shown += ["", f"What does a step wait for? {pace_shown}"]
+    for bar in step_bars(run):
         placement = f", {bar.placement}" if bar.placement else ""
         rows_shown.append(_wrap_text(f"rank {bar.rank.rank}{placement}: {bar.text}"))
     rows_shown += ["", "What do I change?"]
     chosen = findings_to_act_on(run)
     for finding in chosen:
-        if finding.remedy is not None:
-            rows = finding_lines(finding)
-            rows_shown += rows if finding is not judged.finding else [f"  {finding.code}", *rows[1:]]
-        elif advice := advice_of(finding.code):
-            rows_shown += wrap_paragraph(f"{finding.code} {advice}", 98, "  ", "  ")[:_MAX_ADVICE]
-        else:
-            rows_shown += finding_lines(finding)
+        rows = finding_lines(finding)
+        is_in_verdict = finding is judged.finding
+        if finding.remedy is None and is_in_verdict and (advice := advice_of(finding.code)):
+            rows = wrap_paragraph(f"{finding.code} {advice}", 98, "  ", "  ")
+            if len(rows) > _MAX_ADVICE:
+                rows = [*rows[:_MAX_ADVICE], f"  ... zeromon rule {finding.code}"]
+        elif is_in_verdict:
+            rows = [f"  {finding.code}", *rows[1:]] if rows[1:] else rows
+        rows_shown += rows
     if not chosen:
         rows_shown.append("  nothing: no finding asks for it")
     elif omitted := len(run.findings) - len(chosen):
         rows_shown.append(f"  and {omitted} more finding{'s' * (omitted != 1)}")
+    server = f" --prometheus {run.origin}" if run.origin else ""
     rows_shown += ["", f"Will it run out of memory? {memory_answer(run)}", ""]
-    return "\n".join([*rows_shown, f"All figures: zeromon report {run.run} --full\n"])
+    return "\n".join([*rows_shown, f"All figures: zeromon report {run.run} --full{server}\n"])
 
 
 _FACTS = ("  command", "  tags", "  note", "  ranks", "  devices", "  duration")

@@ -87,6 +87,8 @@ class Manifest:
     """See :attr:`RunSnapshot.job`."""
     health: str = ""
     """The word of its verdict."""
+    severity: str = ""
+    """The severity of the verdict, "" where all is well."""
     cause: str = ""
     """The last threat to the run; "" without one."""
 
@@ -155,6 +157,7 @@ def manifest_of_run(run: RunSnapshot) -> Manifest:
         worst=next((s for s in Severity if s in severities), ""),
         job=run.job,
         health=judged.health,
+        severity=judged.severity or "",
         cause=judged.cause if judged.severity in _SEVERE or not run.ranks else "",
     )
 

@@ -15,7 +15,6 @@ from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from zeromon.base.errors import ZeromonError
-from zeromon.readout.answers import life_of_run
 from zeromon.readout.report import render_run
 from zeromon.readout.verdict import Verdict, judge_run
 from zeromon.snapshot import RunSnapshot
@@ -212,7 +211,7 @@ class ZeromonApp(App[int]):
             self.model = ViewModel(
                 run=run, ranks=ranks, look=self.look, trends=self._trends,
                 marks=tuple(self._marks.all), log=state.entries, rank_filter=self.rank_filter,
-                life=() if state.last.past is None else life_of_run(state.last.newest, state.findings),
+                life=state.life,
                 chosen=self._chosen, newest_wall=state.last.newest.taken_wall, span=state.last.span,
                 paused=self._head.paused, replay=self._head.replay is not None,
                 speed=self._head.speed, trouble=self.trouble,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from textual.message import Message
 
 from zeromon.base.errors import RunNotFound, ZeromonError
+from zeromon.readout.answers import VerdictPeriod, life_of_run
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.snapshot.step import Lanes
 from zeromon.sources.base import SPEEDS, Output, Playback, Source
@@ -321,6 +322,8 @@ class ObservedRun:
     """Those of *news* that the newest message made."""
     findings: tuple[Finding, ...] = ()
     """Those of the record, then those of later snapshots, each as it was known last."""
+    life: tuple[VerdictPeriod, ...] = ()
+    """The verdicts on the run over time; () until the record is read."""
 
     @property
     def entries(self) -> tuple[LogEntry, ...]:
@@ -338,6 +341,7 @@ def fold_feed_message(state: ObservedRun | None, message: SnapshotArrived) -> Ob
         return ObservedRun(
             last=message, moment=message.moment, first=run, opening=opening_entries(run, past or ()),
             findings=_merge_findings(past or (), run),
+            life=life_of_run(run, _merge_findings(past, run)) if past is not None else (),
         )  # fmt: skip
     if (
         _snapshot_identity(state.last.newest) == _snapshot_identity(message.newest)
@@ -356,23 +360,23 @@ def fold_feed_message(state: ObservedRun | None, message: SnapshotArrived) -> Ob
     news = (*state.news, *fresh)[-_MAX_ENTRIES:]
     moment = message.moment
     findings = state.findings if state.last.past is past else (past or ())
+    if forward or state.last.past is not past:
+        findings = _merge_findings(findings, run)
     return replace(
-        state, last=message, moment=moment, opening=start, news=news, fresh=fresh,
-        findings=_merge_findings(findings, run),
+        state, last=message, moment=moment, opening=start, news=news, fresh=fresh, findings=findings,
+        life=life_of_run(run, findings) if past is not None else (),
     )  # fmt: skip
 
 
 def _merge_findings(earlier_findings: Sequence[Finding], run: RunSnapshot) -> tuple[Finding, ...]:
     """*earlier_findings* with those of *run*: one that is gone ended now."""
     standing = {(f.rule, f.rank, f.came): f for f in run.findings}
-    merged = [
-        replace(f, gone=run.taken_wall)
-        if f.gone is None and (f.rule, f.rank, f.came) not in standing
-        else f
-        for f in earlier_findings
-    ]
-    old = {(f.rule, f.rank, f.came) for f in merged}
-    return (*merged, *(f for key, f in standing.items() if key not in old))
+    merged: dict[tuple[str, int, float], Finding] = {}
+    for f in earlier_findings:
+        key = f.rule, f.rank, f.came
+        gone_wall = run.taken_wall if f.gone is None else f.gone
+        merged[key] = standing.get(key) or replace(f, gone=gone_wall)
+    return tuple({**merged, **standing}.values())
 
 
 def _snapshot_identity(run: RunSnapshot | None) -> tuple[float, int, bool] | None:

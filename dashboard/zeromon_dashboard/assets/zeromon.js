@@ -142,7 +142,8 @@
     },
 
     open: (event) =>
-      event && event.rowId ? [`/run/${encodeURIComponent(event.rowId)}/overview`, ""] : [skip(), skip()],
+      event && event.rowId && event.colId !== "link" // whose link the browser follows
+        ? [`/run/${encodeURIComponent(event.rowId)}/overview`, ""] : [skip(), skip()],
 
     compare: (clicks, rows) =>
       clicks && rows && rows.length > 1
@@ -214,7 +215,7 @@
 
   for (const type of ["pointerdown", "pointermove", "pointerup", "pointercancel"])
     document.addEventListener(type, (event) => {
-      held = event.buttons > 0 && (held || (type === "pointerdown" && !!event.target.closest(".js-plotly-plot, .life")));
+      held = event.buttons > 0 && (held || (type === "pointerdown" && !!event.target.closest(".js-plotly-plot, #life")));
     }, true);
 
   // 0: the list of runs; 1, 2, ...: the pages of a run, in their order
@@ -223,7 +224,7 @@
   document.addEventListener("keydown", (event) => {
     const cell = event.key === "Enter" && event.target.closest("#run-table .ag-cell, #rank-table .ag-cell");
     if (cell) return cell.click(); // as the mouse does
-    const typing = event.target.closest("input:not([type=checkbox]), textarea, select, button, [contenteditable]");
+    const typing = event.target.closest("input:not([type=checkbox]), textarea, select, button, summary, [contenteditable]");
     if (typing || event.ctrlKey || event.metaKey || event.altKey || !ofKey(event.key)) return;
     const found = document.getElementById(ofKey(event.key));
     if (found && found.offsetParent !== null) {

@@ -47,10 +47,10 @@ def content(view: Known) -> Page:
         {
             "waits": {"children": _waits_content(run)},
             "waits-window": {"children": f"mean of the {window_text(run)}"},
-            "to-change": {"children": _change_panels(run)},
+            "to-change": {"children": _change_panels(view.run)},
             "memory-answer": {"children": memory_answer(run)},
             **{f"{name}-title": {"children": drawn[name].title} for name in _MAIN if name in drawn},
-            "run-about": {"children": head_block(run, view.about)},
+            "run-about": {"children": head_block(view.run, view.about)},
             "spreads": {"children": _rank_spread_table(run)},
             "ledger-line": {"children": ledger_summary(job) or _NO_LEDGER},
             "breakdown": {
@@ -120,8 +120,10 @@ def _waits_content(run: RunSnapshot) -> list[Any]:
         return [html.P(_unknown_reason(run), className="dim")]
     longest = max(bar.seconds for bar in bars)
     kinds = dict.fromkeys(segment.kind for bar in bars for segment in bar.segments)
+    unknown = dict.fromkeys(bar.unknown for bar in bars if bar.unknown)
     return [
         *(_bar_markup(bar, longest) for bar in bars),
+        *(html.P(reason, className="dim") for reason in unknown),
         html.P([html.Span([html.I(className=k), _KIND_NAMES[k]]) for k in kinds], className="key"),
         html.P(
             [html.Span([html.B(value), f" {note}"]) for value, note in _pace_texts(run)],
@@ -168,7 +170,7 @@ def _pace_texts(run: RunSnapshot) -> Iterator[tuple[str, str]]:
     yield from pace_facts(run)
     if isinstance(rate := tokens_per_second(run), float):
         yield human_count(rate), "tokens/s"
-    if (goodput := job_ledger([run]).goodput) is not None:
+    if run.fleet is None and (goodput := job_ledger([run]).goodput) is not None:
         yield human_ratio(goodput), "goodput"
     if how_far(run) is not None:
         yield "", progress_text(run)

@@ -86,7 +86,8 @@ class Overview(View):
             return
         scale = "shares of a step" if options.shares else "mean"
         chosen, is_high = answers.step_bars(model.run), height >= 30
-        bars.styles.height = len(chosen) * (1 + is_high) + (not is_high or options.letters) + 2
+        line_count = len(chosen) * (1 + is_high) + (not is_high or options.letters)
+        bars.styles.height = max(1, line_count) + 2
         bars.show(
             lambda width, _h: waits_lines(chosen, options, width, with_text=is_high),
             f"What does a step wait for? {scale}, {answers.window_text(model.run)}",
@@ -123,7 +124,7 @@ def waits_lines(
         time = (fit(human_seconds(bar.seconds), 10, right=True), "bold")
         rows.append([(fit(name, label), "bold"), *bar_spans, time])
         if with_text:
-            rows.append([(fit("", label), ""), (bar.text, "dim")])
+            rows.append([(fit("", label), ""), (clean(bar.text), "dim")])
     if not with_text or options.letters:
         kinds = dict.fromkeys(segment.kind for bar in bars for segment in bar.segments)
         names = {tone: str(kind) for kind, tone in _TONES_OF_KINDS.items()} | {"other": "own code"}
