@@ -11,7 +11,7 @@ from types import MappingProxyType
 from zeromon.base.errors import RunNotFound, ZeromonError
 from zeromon.cli.compare import snapshot_figures
 from zeromon.comparison.comparison import Comparison, compare
-from zeromon.snapshot import Finding, RunSnapshot
+from zeromon.snapshot import Finding, RunSnapshot, Severity
 from zeromon.sources.base import Source
 from zeromon.sources.live import runs_of_node
 from zeromon.sources.prometheus.client import Server
@@ -353,6 +353,7 @@ def _listed_item(run: SeenRun) -> ListedRun:
     manifest = Manifest(
         run=run.run, node="", command=(), started_wall=run.started_wall, taken_wall=0.0,
         ended=not run.up, verdict=run.state, strategy=run.strategy, device="",
+        severity=Severity.INFO,  # its server has no verdict
         ranks=run.ranks or run.known, steps=run.steps, step_seconds=run.step_seconds,
         exposed_ratio=run.exposed_ratio, memory_bytes=run.memory_bytes, worst="",
     )  # fmt: skip

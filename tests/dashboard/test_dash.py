@@ -735,7 +735,7 @@ def test_memory_by_role_over_the_record_sums_to_what_is_held() -> None:
         RoleRow(role="sharded_param", device_bytes=0, host_bytes=64 << 20, disk_bytes=0, pinned_bytes=0),
     )
     moments = [run(rank(0, last_step=n, rss_bytes=(300 + n) << 20, roles=rows)) for n in (3, 9, 40)]
-    shown = memory_page.over_the_record(moments, 0).children.figure
+    shown = memory_page.over_the_record(moments, 0).children.children.figure
     go.Figure(shown)
     assert [trace["name"] for trace in shown["data"]] == ["sharded param", EVERYTHING_ELSE]
     sums = [sum(column) for column in zip(*(trace["y"] for trace in shown["data"]), strict=True)]

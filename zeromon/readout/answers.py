@@ -63,8 +63,8 @@ def life_of_run(
         return ()
     start_wall, end_wall = run.started_wall, max(run.started_wall, run.taken_wall, until_wall)
 
-    def clamp(wall: float) -> float:
-        return min(max(wall, start_wall), end_wall)
+    def clamp(wall_seconds: float) -> float:
+        return min(max(wall_seconds, start_wall), end_wall)
 
     begun_wall = _first_step_wall(run)
     changes: dict[float, list[tuple[int, Finding]]] = {start_wall: [], end_wall: []}

@@ -150,7 +150,7 @@ def test_the_token_goes_to_the_server_alone(fake: Fake, monkeypatch: pytest.Monk
     monkeypatch.setenv("ZEROMON_PROMETHEUS_TOKEN", "secret")
     monkeypatch.setenv("ZEROMON_PROMETHEUS_TENANT", "team")
     fake.answer = lambda handler: reply(handler, b"", 302, Location="http://evil.example/api/v1/x")
-    with pytest.raises(SourceError, match=r"redirects to http://evil\.example$"):
+    with pytest.raises(SourceError, match=r"(?m)redirects to http://evil\.example$"):
         Server(f"{fake.url}/base/").vector("up")
     path, headers = fake.asked[0]
     assert path.startswith("/base/api/v1/query?")

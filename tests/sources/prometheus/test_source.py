@@ -217,13 +217,14 @@ def test_the_list_of_runs_says_what_each_run_is(both: Both, world: World, tmp_pa
     hub = Hub(Store(tmp_path), server=server)
     rows = {row["run"]: row for row in run_table_rows(hub.runs())}
     ended, lives = rows["real"], rows["fleet"]
-    assert (ended["state"], ended["steps"]) == ("finished", both.live.ranks[0].steps.watched_steps)
+    steps = both.live.ranks[0].steps.watched_steps
+    assert (ended["verdict"], ended["steps"]) == ("■ finished", steps)
     assert (ended["strategy"], ended["ranks"]) == ("fsdp2", 2)
     assert ended["started"] == clock(both.live.started_wall)
     assert (ended["step"], ended["exposed"]) == (None, None)
     fleet = world.fleets["fleet"].nodes[0].view[0]
     assert lives["started"] == clock(fleet.started_wall)
-    assert lives["state"].split(": ")[1].startswith("64 ranks, step ")
+    assert lives["why"].split(": ")[1].startswith("64 ranks, step ")
     assert 380 < lives["step"] < 460
     assert lives["exposed"] > 10
     unknown = replace(hub.runs()[0], manifest=replace(hub.runs()[0].manifest, started_wall=0.0))
