@@ -162,7 +162,7 @@ def browser() -> Iterator[Any]:
 
     with sync_playwright() as playwright:
         made = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield made.new_page()
+        yield made.new_page(extra_http_headers={"Authorization": "Bearer t"})
         made.close()
 
 
