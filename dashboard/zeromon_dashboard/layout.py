@@ -12,7 +12,7 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 
 from zeromon.base.units import human_count
-from zeromon.readout.answers import VerdictPeriod, life_of_run, life_text
+from zeromon.readout.answers import VerdictPeriod, findings_to_act_on, life_of_run, life_text
 from zeromon.readout.figures import LAST_STEPS
 from zeromon.readout.text import clock, pause_seconds, pause_text, rough_time
 from zeromon.readout.verdict import SIGNS, judge_run, state_beside, unanswered_verdict
@@ -50,9 +50,9 @@ def page_skeleton(
         dmc.Group(id="about", gap="xs", **props["about"]),
         dmc.Badge(id="state", variant="dot", **props["state"]),
     ]
-    change: Any = html.A("What to change", id="act", href="#to-change")
+    change: Any = html.A("What to change", href="#to-change")
     if route.page != "overview":
-        change = dcc.Link("What to change", id="act", href=replace(route, page="advice").address)
+        change = dcc.Link("What to change", href=replace(route, page="advice").address)
     banner = [
         html.Div([html.Span(id="sign", **props["sign"]), html.Span(id="health", **props["health"])],
                  className="word"),
@@ -62,7 +62,7 @@ def page_skeleton(
                 html.P([html.Span(id=name, **props[name]) for name in ("detail", "verdict")]),
             ]
         ),
-        change,
+        html.Div(change, id="act", **props["act"]),
     ]  # fmt: skip
     return dmc.Stack(
         [
@@ -107,6 +107,7 @@ def _page_head_props(view: Known) -> Parts:
     return {
         "banner": {"className": _TONES[judged.severity]},
         "sign": {"children": SIGNS[judged.severity]},
+        "act": {"style": {} if findings_to_act_on(run) else {"display": "none"}},
         "health": {"children": str(judged.health)},
         "cause": {"children": judged.headline},
         "facts": {"children": facts},

@@ -12,7 +12,7 @@ from statistics import median, median_low
 from typing import NamedTuple
 
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
-from zeromon.readout.breakdown import PART_NAMES, PARTS, exposed_is_known, rank_parts
+from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, exposed_is_known, rank_parts
 from zeromon.readout.charts import charts_of, limit_of
 from zeromon.readout.figures import LAST_STEPS, run_step_seconds
 from zeromon.readout.ledger import USEFUL, JobLedger
@@ -165,11 +165,11 @@ class StepBar:
 
     @property
     def text(self) -> str:
-        """``compute 22 %, waits for rank 1 33 %, own code 29 %``, and what is not known."""
+        """``waits for rank 1 33 %, own code 29 %, compute 22 %``, and what is not known."""
         total_seconds = self.seconds
         shares = ", ".join(
             f"{s.name} {human_ratio(s.seconds / total_seconds)}{' (late)' * s.late}"
-            for s in self.segments
+            for s in sorted(self.segments, key=lambda segment: -segment.seconds)
         )
         return "; ".join(filter(None, (shares, self.unknown)))
 
@@ -252,7 +252,10 @@ _VISIBLE = 0.002
 
 def window_text(run: RunSnapshot) -> str:
     """``last 20 steps``; of a run that is read from a Prometheus, ``last 60 s``."""
-    return f"last {human_seconds(max(10.0, 4 * run.every_seconds))}" if run.origin else LAST_STEPS
+    if run.origin:
+        return f"last {human_seconds(max(10.0, 4 * run.every_seconds))}"
+    steps = max((rank.steps.watched_steps for rank in run.ranks), default=0)
+    return LAST_STEPS if steps >= WINDOW else f"last {steps} step{'s' * (steps != 1)}"
 
 
 def pace_facts(run: RunSnapshot) -> list[tuple[str, str]]:
@@ -265,6 +268,8 @@ def pace_facts(run: RunSnapshot) -> list[tuple[str, str]]:
         return []
     pause = pause_seconds(run)
     note = "a step" if pause is None else f"a step; {pause_text(pause)}"
+    if run.ended and any(hang.seconds for hang in run.hangs):
+        note = "a step, before it hung"
     late_since = max((s.since_step for s in run.stragglers), default=0)
     earlier_seconds = [
         s.seconds for rank in run.ranks for s in rank.steps.recent if 3 < s.step < late_since

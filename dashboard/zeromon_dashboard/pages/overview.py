@@ -120,11 +120,18 @@ def _waits_content(run: RunSnapshot) -> list[Any]:
         return [html.P(_unknown_reason(run), className="dim")]
     longest = max(bar.seconds for bar in bars)
     kinds = dict.fromkeys(segment.kind for bar in bars for segment in bar.segments)
+    late = any(segment.late for bar in bars for segment in bar.segments)
     unknown = dict.fromkeys(bar.unknown for bar in bars if bar.unknown)
     return [
         *(_bar_markup(bar, longest) for bar in bars),
         *(html.P(reason, className="dim") for reason in unknown),
-        html.P([html.Span([html.I(className=k), _KIND_NAMES[k]]) for k in kinds], className="key"),
+        html.P(
+            [
+                *(html.Span([html.I(className=k), _KIND_NAMES[k]]) for k in kinds),
+                *([html.Span([html.I(className="late"), "what others wait for"])] if late else []),
+            ],
+            className="key",
+        ),
         html.P(
             [html.Span([html.B(value), f" {note}"]) for value, note in _pace_texts(run)],
             className="pace",

@@ -124,12 +124,19 @@ def waits_lines(
         time = (fit(human_seconds(bar.seconds), 10, right=True), "bold")
         rows.append([(fit(name, label), "bold"), *bar_spans, time])
         if with_text:
-            rows.append([(fit("", label), ""), (clean(bar.text), "dim")])
+            rows.append([(fit("", label), ""), (_whole_parts(clean(bar.text), width - label), "dim")])
     if not with_text or options.letters:
         kinds = dict.fromkeys(segment.kind for bar in bars for segment in bar.segments)
         names = {tone: str(kind) for kind, tone in _TONES_OF_KINDS.items()} | {"other": "own code"}
         rows.append(_join_legend([_TONES_OF_KINDS[kind] for kind in kinds], options, names))
     return [cut_line(row, width) for row in rows]
+
+
+def _whole_parts(shares: str, width: int) -> str:
+    """The first of *shares*, which commas divide, that fit *width*."""
+    while len(shares) > width and ", " in shares:
+        shares = shares.rpartition(", ")[0]
+    return shares
 
 
 def step_bars(ranks: Sequence[RankSnapshot], options: DisplayOptions, width: int) -> list[Line]:
@@ -199,7 +206,11 @@ def change_lines(run: RunSnapshot, limit: int) -> list[Line]:
         head: Line = [(f"{sign:>2} ", tone), (f"{clean(finding.code)} ", "bold"), (effect, "good")]
         rows.append([*head, (sentence, "" if finding is judged_finding else tone)])
     omitted = len(run.findings) - len(chosen)
-    return [*rows, *([[(f"   and {omitted} more, with their diffs (6)", "dim")]] if omitted > 0 else [])]
+    if omitted > 0:
+        rows.append(
+            [(f"   {'and ' * bool(chosen)}{human_count(omitted)} more under Findings (6)", "dim")]
+        )
+    return rows
 
 
 def _change_of(finding: Finding) -> str:
