@@ -202,13 +202,10 @@ def grid_cells(columns: Columns[Row], row: Row) -> dict[str, Any]:
     return {column.name: column.scaled(row) for column in columns}
 
 
-def finding_list(findings: Sequence[Finding], total: int) -> list[Any]:
-    """The *findings*, and how many of *total* are left out."""
-    if not total:
-        return [dmc.Text("Nothing to report.", c="dimmed", size="sm")]
+def finding_list(findings: Sequence[Finding]) -> list[Any]:
+    """A panel for each finding; a sentence where there is none."""
     panels = [_finding_panel(finding) for finding in findings]
-    omitted = total - len(findings)
-    return [*panels, *([dmc.Text(f"and {omitted} more under Advice", size="sm")] if omitted else [])]
+    return panels or [dmc.Text("Nothing to report.", c="dimmed", size="sm")]
 
 
 def change_list(findings: Sequence[Finding], total: int, judged: Finding | None) -> list[Any]:

@@ -80,7 +80,7 @@ def life_of_run(
     periods: list[VerdictPeriod] = []
     standing: dict[Health, dict[int, Finding]] = {health: {} for health in _FROM_THE_WORST}
     for since_wall, next_wall in pairwise(sorted(changes)):
-        for number, finding in changes[since_wall]:  # once where it comes, once where it ends
+        for number, finding in changes[since_wall]:  # at its beginning and at its end
             of_health = standing[_health_while(finding) or Health.SLOW]
             if of_health.pop(number, None) is None:
                 of_health[number] = finding
@@ -317,7 +317,7 @@ _POOLS = {HOST_OOM: Pool.HOST, DEVICE_OOM: Pool.DEVICE}
 
 
 def memory_answer(run: RunSnapshot) -> str:
-    """``no: 18.0 GiB of host memory are left``, ``yes, at about step 1,840``, or why it is not known."""
+    """``no, 18.0 GiB of host memory left``, ``yes, at about step 1,840``, or why it is not known."""
     failed = first_failed(run.ranks, run.hangs)
     if failed is not None and (pool := _POOLS.get(death_cause(failed))):
         return f"yes: rank {failed.rank} ran out of {pool} memory"

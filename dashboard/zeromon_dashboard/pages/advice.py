@@ -16,7 +16,7 @@ def content(view: Known) -> Page:
     resolved = resolved_texts(view.findings)
     return Page(
         {
-            "findings": {"children": finding_list(view.run.findings, len(view.run.findings))},
+            "findings": {"children": finding_list(view.run.findings)},
             "earlier": {
                 "children": [
                     dmc.Text([html.B(rule), f" {sentence}"], size="sm") for rule, sentence in resolved
