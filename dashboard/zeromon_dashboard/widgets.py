@@ -10,7 +10,7 @@ from dash import dcc, html
 from zeromon.base.units import human_ratio
 from zeromon.comparison.comparison import Comparison, letter
 from zeromon.comparison.text import configured_rows
-from zeromon.diagnosis.rule import advice_of
+from zeromon.diagnosis.rule import action_of
 from zeromon.readout.figures import INDEX, TEXT
 from zeromon.readout.remedy import DiffLine, remedy_text
 from zeromon.readout.tables import Column, Columns, Row
@@ -226,9 +226,9 @@ def _finding_panel(finding: Finding, *, is_judged: bool = False) -> Any:
         ),
         *([] if is_judged else [dmc.Text(finding_text(finding), size="sm", mt=4)]),
     ]
-    if finding.remedy is None and (advice := advice_of(finding.code)):
+    if finding.remedy is None and (action := action_of(finding)):
         rows.append(
-            dmc.Text(advice, size="sm", mt=4, lineClamp=4, c="inherit" if is_judged else "dimmed")
+            dmc.Text(action, size="sm", mt=4, lineClamp=4, c="inherit" if is_judged else "dimmed")
         )
     if finding.remedy is not None:
         remedy = remedy_text(finding.remedy)

@@ -204,7 +204,9 @@ def test_the_change_of_the_verdict_is_shown_with_its_diff() -> None:
         rule="exposed_communication", code="ZM301", severity=Severity.WARNING, text="waits", rank=0,
         remedy=fix, share=0.4,
     )  # fmt: skip
-    text = render_answers(run(rank(0), findings=(found,)), advice_of=lambda code: f"advice on {code}")
+    text = render_answers(run(rank(0), findings=(found,)), action_of=lambda f: f"advice on {f.code}")
     assert "\n  ZM301\n" in text and "+ b" in text and "advice on" not in text
-    alone = render_answers(run(rank(0), findings=(replace(found, remedy=None),)), advice_of=str.lower)
+    alone = render_answers(
+        run(rank(0), findings=(replace(found, remedy=None),)), action_of=lambda f: f.code.lower()
+    )
     assert "  ZM301 zm301" in alone

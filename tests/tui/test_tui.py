@@ -199,7 +199,7 @@ async def test_what_matters_fits_80x24(make: Make) -> None:
         text = screen_text(pilot.app)  # type: ignore[arg-type]
     for part in (
         "train_gpt-091500-abc", "live", "memory full at ~step 308", "22.0 %", "rank 0", "compute",
-        "What does a step wait for?", "What do I change?", "Will it run out of memory? yes", "ZM201",
+        "What does a step wait for?", "What do I change?", "Out of memory? yes", "ZM201",
         "Filter", "Help", "Pause",
     ):  # fmt: skip
         assert part in text, (part, text)

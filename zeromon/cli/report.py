@@ -36,7 +36,7 @@ from zeromon.base.units import JOULES_A_KWH
 from zeromon.cli.parser import add_flag, add_option, add_server, check_format, draw_module, in_range
 from zeromon.cli.terminal import show_text, show_working
 from zeromon.collector.run import snapshot_of_folder
-from zeromon.diagnosis.rule import advice_of
+from zeromon.diagnosis.rule import action_of
 from zeromon.probes.process import process_start_ticks
 from zeromon.readout.ledger import job_ledger, mean_watts
 from zeromon.readout.report import activities, ledger_block, render_answers, render_run
@@ -212,10 +212,10 @@ def recent_step_frame(run: RunSnapshot) -> pl.DataFrame:
 def answers_text(run: RunSnapshot) -> str:
     """The first lines of the report."""
     if run.origin:
-        return render_answers(run, advice_of=advice_of)
+        return render_answers(run, action_of=action_of)
     store = Store()
     past = findings_of_record(store.folder(run.run))
-    return render_answers(run, store.about(run.run), past, advice_of)
+    return render_answers(run, store.about(run.run), past, action_of)
 
 
 def report_text(run: RunSnapshot) -> str:

@@ -216,6 +216,8 @@ class Match(NamedTuple):
     """None: that of the rule."""
     waits: Waits | None = None
     """The waiting time that the match is about: it decides the severity, less what lacks CPUs."""
+    action: str = ""
+    """What to do in one sentence, where no remedy says it; "": what the rule's page advises."""
 
 
 Function = Callable[[RunSnapshot], Iterable[Match]]
@@ -252,7 +254,7 @@ class Rule:
                 severity = match.waits.level.severity_of_cost(share)
             yield Finding(
                 rule=self.name, code=self.code, severity=severity, rank=match.rank, text=evidence,
-                remedy=remedy, share=share,
+                remedy=remedy, share=share, action="" if remedy is not None else match.action,
             )  # fmt: skip
 
 
@@ -305,9 +307,14 @@ def all_pages() -> dict[str, Page]:
     return dict(sorted(by_code.items()))
 
 
-def advice_of(code: str) -> str:
-    """Advice of the page of the rule *code* in one line; "" where there is no such page."""
-    page = all_pages().get(code)
+def action_of(finding: Finding) -> str:
+    """What to do about *finding* in one line; the advice of its rule's page where nothing says more.
+
+    "" where there is no such page.
+    """
+    if finding.action:
+        return finding.action
+    page = all_pages().get(finding.code)
     _, _, advice = (page.text if page is not None else "").partition("## What to change\n")
     prose = re.sub(r"```.*?```", "", advice.partition("\n## ")[0], flags=re.DOTALL)
     return " ".join(prose.replace("`", "").split())

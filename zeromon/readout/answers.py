@@ -15,7 +15,7 @@ from zeromon.base.units import human_bytes, human_count, human_ratio, human_seco
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, exposed_is_known, rank_parts
 from zeromon.readout.charts import charts_of, limit_of
 from zeromon.readout.figures import LAST_STEPS, run_step_seconds
-from zeromon.readout.ledger import USEFUL, JobLedger
+from zeromon.readout.ledger import USEFUL, JobLedger, job_ledger
 from zeromon.readout.text import STALLS, clock, exposed_unknown, has_died, pause_seconds, pause_text
 from zeromon.readout.verdict import Health, health_of_finding, judge_run, risk_text
 from zeromon.ring.codes import TextEnum
@@ -279,6 +279,17 @@ def pace_facts(run: RunSnapshot) -> list[tuple[str, str]]:
     return [(human_seconds(seconds), note)]
 
 
+def goodput_facts(run: RunSnapshot) -> list[tuple[str, str]]:
+    """(value, what it is): goodput, and what most of the other time went to; [] where unknown."""
+    account = job_ledger([run])
+    if run.fleet is not None or account.goodput is None:
+        return []
+    losses = [(share, name) for name, share in _group_shares(account).items() if name != "compute"]
+    share, name = max(losses, default=(0.0, ""))
+    loss = f"; {name} {human_ratio(share)}" if share > 0.1 else ""
+    return [(human_ratio(account.goodput), f"of all ranks' time is goodput{loss}")]
+
+
 def events_of(run: RunSnapshot, chart: str) -> tuple[tuple[int, str], ...]:
     """The steps from which on something was different, for the *chart* of that name."""
     if chart == "step-time":
@@ -302,6 +313,11 @@ def findings_to_act_on(run: RunSnapshot, limit: int = 2) -> tuple[Finding, ...]:
     is_stopped = run.ended and not has_died(run)  # then a rank that ended is no cause
     other_findings = [f for f in run.findings if not (is_stopped and f.rule == "rank_died")]
     by_rule = {} if finding is None else {finding.rule: finding}
+    if finding is not None and finding.rule == "rank_died" and finding.remedy is None:
+        failed = first_failed(run.ranks, run.hangs)
+        led = [f for f in other_findings if f.rule == "oom_risk" and f.remedy is not None]
+        if failed is not None and led and death_cause(failed) in _POOLS:
+            by_rule = {led[0].rule: led[0]}  # the growth that filled the memory
     for f in other_findings:
         if f.remedy is not None:
             by_rule.setdefault(f.rule, f)
@@ -347,8 +363,14 @@ _GROUPS = dict.fromkeys(USEFUL, "compute") | {
 
 def ledger_summary(ledger: JobLedger) -> str:
     """``compute 16 %, communication 9 %, waiting 21 %, own code 54 %`` of all ranks' time."""
+    shares = _group_shares(ledger)
+    return ", ".join(f"{name} {human_ratio(share)}" for name, share in shares.items() if share > 0.005)
+
+
+def _group_shares(ledger: JobLedger) -> dict[str, float]:
+    """The share of each group of causes in all ranks' time."""
     shares: dict[str, float] = {}
     for row in ledger.rows:
         name = _GROUPS.get(row.cause, PART_NAMES["other"])
         shares[name] = shares.get(name, 0.0) + ledger.share(row)
-    return ", ".join(f"{name} {human_ratio(share)}" for name, share in shares.items() if share > 0.005)
+    return shares

@@ -3,13 +3,11 @@
 from itertools import pairwise
 
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
-from zeromon.memory.forecast import SAFE_LEVEL
-from zeromon.memory.ladder import ladder_of_risk
 from zeromon.readout import text
 from zeromon.readout.figures import BYTES, COUNT
 from zeromon.readout.remedy import ladder_lines
 from zeromon.readout.tables import Column, aligned_table, role_lines, text_table
-from zeromon.snapshot import Pool, RankSnapshot, RiskCause, RunSnapshot, StepSummary
+from zeromon.snapshot import RankSnapshot, RunSnapshot, StepSummary
 from zeromon.snapshot.focus import has_left, roles_of
 from zeromon.snapshot.memory import KILLED_FOR_MEMORY
 from zeromon.snapshot.rank import CTRL_C
@@ -38,7 +36,7 @@ def deaths(run: RunSnapshot) -> str:
         if largest and (rank.status.ended == KILLED_FOR_MEMORY or rank.memory.out_of_memory is not None):
             items = ", ".join(f"{name} {human_bytes(nbytes)}" for nbytes, name in largest if nbytes)
             rows.append(f"    most of it: {items}")
-        rows += [f"    {detail}" for detail in (*_out_of_memory(rank), *_ladder_lines(run, rank))]
+        rows += [f"    {detail}" for detail in (*_out_of_memory(rank), *_ladder_of_death(run, rank))]
         rows += _memory_before_death(rank)
     return "Deaths\n" + "\n".join(rows) if rows else ""
 
@@ -113,19 +111,10 @@ def _out_of_memory(rank: RankSnapshot) -> list[str]:
     return notes
 
 
-def _ladder_lines(run: RunSnapshot, rank: RankSnapshot) -> list[str]:
-    """The OOM ladder where the memory of *rank* ran out; none where it only grew too far."""
-    oom = rank.memory.out_of_memory
-    pool = Pool.HOST if oom is None else Pool.DEVICE
-    if oom is None and rank.status.ended != KILLED_FOR_MEMORY:
-        return []
-    if any(risk.pool == pool and risk.cause == RiskCause.GROWTH for risk in rank.memory.risks):
-        return []  # a smaller model would only die later
-    limit = rank.memory.host.limit_bytes if rank.memory.host is not None else -1
-    need = (1 - SAFE_LEVEL) * limit if limit > 0 else None
-    if oom is not None:
-        need = oom.requested_bytes - max(0, oom.free_bytes)
-    rungs = ladder_of_risk(run, pool, need)
+def _ladder_of_death(run: RunSnapshot, rank: RankSnapshot) -> list[str]:
+    """The OOM ladder of the finding about the end of *rank*."""
+    remedies = (f.remedy for f in run.findings if f.rule == "rank_died" and f.rank == rank.rank)
+    rungs = [rung for remedy in remedies if remedy is not None for rung in remedy.rungs]
     return ["what frees memory, cheapest first:", *ladder_lines(rungs)] if rungs else []
 
 

@@ -16,6 +16,7 @@ from zeromon.base.units import (
 from zeromon.readout import figures, ledger
 from zeromon.readout.answers import (
     findings_to_act_on,
+    goodput_facts,
     life_of_run,
     life_text,
     memory_answer,
@@ -187,9 +188,9 @@ def render_answers(
     run: RunSnapshot,
     annotation: About | None = None,
     past: Sequence[Finding] = (),
-    advice_of: Callable[[str], str] = lambda _: "",
+    action_of: Callable[[Finding], str] = lambda finding: finding.action,
 ) -> str:
-    """The four answers in about 25 lines; *advice_of*: what a rule's page advises, by its code.
+    """The four answers in about 25 lines; *action_of*: what to do about a finding without a remedy.
 
     *past*: all findings of the record, for the verdicts on the run over time.
     """
@@ -200,10 +201,8 @@ def render_answers(
         rows_shown.append(_wrap_text(life_text(life)))
     rows_shown += [row for row in _fact_lines(run, annotation or About()) if row.startswith(_FACTS)]
     facts = [f"{value} {note}, mean of the {window_text(run)}" for value, note in pace_facts(run)]
-    goodput = None if run.fleet is not None else ledger.job_ledger([run]).goodput
-    facts += [] if goodput is None else [f"goodput {human_ratio(goodput)} of all ranks' time"]
-    pace_shown = "; ".join(facts) or "n/a: no step has ended yet"
-    rows_shown += ["", f"What does a step wait for? {pace_shown}"]
+    rows_shown += ["", f"What does a step wait for? {'; '.join(facts) or 'n/a: no step has ended yet'}"]
+    rows_shown += [_wrap_text(f"{value} {note}") for value, note in goodput_facts(run)]
     for bar in step_bars(run):
         placement = f", {bar.placement}" if bar.placement else ""
         rows_shown.append(_wrap_text(f"rank {bar.rank.rank}{placement}: {bar.text}"))
@@ -212,8 +211,8 @@ def render_answers(
     for finding in chosen:
         rows = finding_lines(finding)
         is_in_verdict = finding is judged.finding
-        if finding.remedy is None and is_in_verdict and (advice := advice_of(finding.code)):
-            rows = wrap_paragraph(f"{finding.code} {advice}", 98, "  ", "  ")
+        if finding.remedy is None and is_in_verdict and (action := action_of(finding)):
+            rows = wrap_paragraph(f"{finding.code} {action}", 98, "  ", "  ")
             if len(rows) > _MAX_ADVICE:
                 rows = [*rows[:_MAX_ADVICE], f"  ... zeromon rule {finding.code}"]
         elif is_in_verdict:

@@ -15,6 +15,7 @@ from zeromon.readout.answers import (
     StepBar,
     events_of,
     findings_to_act_on,
+    goodput_facts,
     ledger_summary,
     memory_answer,
     pace_facts,
@@ -177,8 +178,7 @@ def _pace_texts(run: RunSnapshot) -> Iterator[tuple[str, str]]:
     yield from pace_facts(run)
     if isinstance(rate := tokens_per_second(run), float):
         yield human_count(rate), "tokens/s"
-    if run.fleet is None and (goodput := job_ledger([run]).goodput) is not None:
-        yield human_ratio(goodput), "goodput"
+    yield from goodput_facts(run)
     if how_far(run) is not None:
         yield "", progress_text(run)
 

@@ -5,11 +5,12 @@ from typing import Any, NamedTuple, TypedDict
 
 from zeromon.base.units import human_ratio, human_seconds
 from zeromon.diagnosis.rule import as_number, setting_of
+from zeromon.memory.ladder import FORMATS, ladder_of_risk
 from zeromon.memory.plan import shorter_step_by
 from zeromon.ring.codes import Phase
 from zeromon.ring.strategy import MODEL_PARALLEL, Dim, Framework, Strategy, dim_by_name
 from zeromon.snapshot import CollectiveStatsRow, Pool, RankSnapshot, RunSnapshot
-from zeromon.snapshot.finding import ConfigFormat
+from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.focus import is_running_out, pool_of
 from zeromon.snapshot.levels import AVOIDABLE
 from zeromon.snapshot.step import settled_steps
@@ -245,3 +246,20 @@ _HYBRID_ZERO2 = NextStage(
     "+ sharding_strategy=ShardingStrategy.HYBRID_SHARD",
     _AGAIN_IN_BACKWARD,
 )  # fmt: skip
+
+
+def ladder_remedy(
+    run: RunSnapshot, rank: RankSnapshot, pool: Pool, need_bytes: float | None
+) -> Remedy | None:
+    """The OOM ladder of *rank*, whose *pool* is full; None where the model is unknown."""
+    rungs = ladder_of_risk(run, pool, need_bytes)
+    if not rungs or not rank.config.models:
+        return None
+    return Remedy(
+        cause="the model states, buffers and activations of this strategy leave no margin",
+        dialect=FORMATS[rank.config.models[0].get("framework", "ddp")],
+        diff="",
+        rungs=rungs,
+        effect="each rung frees its bytes on top of those above it",
+        price="that of each rung",
+    )

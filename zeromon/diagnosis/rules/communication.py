@@ -15,10 +15,10 @@ from zeromon.readout.dimensions import (
     pipeline_text,
     slowest_text,
 )
-from zeromon.readout.text import straggler_sentence, unit_name
+from zeromon.readout.text import busiest_line, straggler_sentence, unit_name
 from zeromon.ring.strategy import Dim, dim_by_name
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
-from zeromon.snapshot.communication import PipelineBubble, PipelineRow
+from zeromon.snapshot.communication import PipelineBubble, PipelineRow, Straggler
 from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.focus import SETTLED_STEPS, most_exposed, worst_rank
 from zeromon.snapshot.levels import AVOIDABLE, EXPOSED, LATE, POOR_OVERLAP
@@ -30,7 +30,20 @@ def straggler(run: RunSnapshot) -> Iterable[Match]:
     for late in run.stragglers:
         prefix = f"{'' if late.whole_node else 'on '}node {late.node}: " if late.node else ""
         lacks = Waits(late.share, LATE, late.rank, excess=True)
-        yield Match(f"{prefix}{straggler_sentence(late)}", late.rank, waits=lacks)
+        action = _where_it_is_late(run, late)
+        yield Match(f"{prefix}{straggler_sentence(late)}", late.rank, waits=lacks, action=action)
+
+
+def _where_it_is_late(run: RunSnapshot, late: Straggler) -> str:
+    """What to look at on a rank that is late; "" where the page of the rule says as much."""
+    rank = next((rank for rank in run.ranks if rank.rank == late.rank), None)
+    if rank is None or late.whole_node or late.cause:
+        return ""
+    if late.phases[:1] == ("other",) and (line := busiest_line(rank)):
+        return f"Look at {line}: there rank {rank.rank} is most often while the others wait."
+    if "data_wait" in late.phases:
+        return f"Look at what rank {rank.rank} loads: longer samples, a slower disk, fewer workers."
+    return ""
 
 
 _FAR_SECONDS = 0.005

@@ -1,20 +1,22 @@
 """Ranks that died, collectives that hang, nodes that are lost. Pure."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.rules.common import ASYNC_SAVE, OF_ITERABLE
+from zeromon.diagnosis.rules.common import ASYNC_SAVE, OF_ITERABLE, ladder_remedy
 from zeromon.diagnosis.stalls import find_stalls, severity_of_pause, worst_stall
 from zeromon.diagnosis.stragglers import widest_drift
 from zeromon.fold.summarize import STARTS
+from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.readout import text
 from zeromon.readout.ledger import Checkpoints, checkpoints_of, unsaved_text
 from zeromon.readout.verdict import hang_text, named_ranks
 from zeromon.ring.strategy import Framework
-from zeromon.snapshot import Hang, RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot import Hang, Pool, RankSnapshot, RiskCause, RunSnapshot, Severity
 from zeromon.snapshot.finding import ConfigFormat, Remedy
-from zeromon.snapshot.focus import first_failed, has_left, roles_of
+from zeromon.snapshot.focus import death_cause, first_failed, has_left, roles_of
 from zeromon.snapshot.memory import KILLED_FOR_MEMORY
 from zeromon.snapshot.rank import CTRL_C
 from zeromon.snapshot.run import DeathRole
@@ -31,7 +33,11 @@ def rank_died(run: RunSnapshot) -> Iterable[Match]:
         run.ranks if first_failure is not None and first_failure.status.stopped != CTRL_C else ()
     ):
         if (role := roles.get(rank.rank)) is not None:
-            yield Match(_end_of(run, rank, roles), rank.rank, severity=_SEVERITY_OF_DEATH[role])
+            remedy, action = None, ""
+            if role is DeathRole.CULPRIT:
+                remedy, action = _ladder_after_death(run, rank), _action_after_death(rank)
+            severity = _SEVERITY_OF_DEATH[role]
+            yield Match(_end_of(run, rank, roles), rank.rank, remedy, severity, action=action)
     failed_away = [rank for rank in run.away if rank.failed]
     for peer in failed_away:
         yield Match(f"{peer.ended} on node {peer.node}, {peer.doing}", peer.rank)
@@ -45,6 +51,45 @@ def _end_of(run: RunSnapshot, rank: RankSnapshot, roles: Mapping[int, DeathRole]
     message = f"{text.error_of(rank)} after step {rank.steps.last_step}, {text.doing(rank)}"
     return message + (cause and f"; {cause}") + text.consequence_text(run, rank, roles)
 
+
+def _ladder_after_death(run: RunSnapshot, rank: RankSnapshot) -> Remedy | None:
+    """The OOM ladder where the memory of *rank* ran out; None where it only grew too far."""
+    oom = rank.memory.out_of_memory
+    pool = Pool.HOST if oom is None else Pool.DEVICE
+    if oom is None and rank.status.ended != KILLED_FOR_MEMORY:
+        return None
+    if any(risk.pool == pool and risk.cause == RiskCause.GROWTH for risk in rank.memory.risks):
+        return None  # a smaller model would only die later
+    limit = rank.memory.host.limit_bytes if rank.memory.host is not None else -1
+    need = (1 - SAFE_LEVEL) * limit if limit > 0 else None
+    if oom is not None:
+        need = oom.requested_bytes - max(0, oom.free_bytes)
+    return ladder_remedy(run, rank, pool, need)
+
+
+def _action_after_death(rank: RankSnapshot) -> str:
+    """What to do first about the end of *rank*; "" where the page of the rule says as much."""
+    name, cause = f"rank {rank.rank}", death_cause(rank)
+    if cause == "exception":
+        raised_at = _RAISED_AT.search(rank.status.exception)
+        location = f"Fix {raised_at[1]}, where {name} raised it" if raised_at else "Fix what raised it"
+        return f"{location}; the whole traceback is in the output of {name}."
+    if cause == "SIGKILL":
+        return (
+            "Find out who sent SIGKILL: a limit of the scheduler (its log), the kernel (dmesg), or a "
+            f"person. {name.capitalize()} itself did nothing wrong."
+        )
+    if cause in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"):
+        return (
+            f"Run again with PYTHONFAULTHANDLER=1: native code of {name} crashed, and this prints where."
+        )
+    if cause.startswith("exit code"):
+        return f"Read the last lines that {name} printed: it ended itself, with {cause}."
+    return ""
+
+
+_RAISED_AT = re.compile(r"^\S+ at (\S+:\d+)")
+"""Begin of ``ValueError at t.py:32: bad sample 4711``."""
 
 _SEVERITY_OF_DEATH = {
     DeathRole.CULPRIT: Severity.CRITICAL,
@@ -125,8 +170,8 @@ def collective_in_flight(run: RunSnapshot) -> Iterable[Match]:
         # A hang of 0 s was ended by its backend, with an error: ZM003 is about those
         if hang.seconds:
             severity = severity_of_pause(hang.pause, hang.seconds)
-            remedy = _uneven_batches_remedy(run, hang)
-            yield Match(hang_text(run, hang), _blamed_rank(hang), remedy, severity=severity)
+            remedy, action = _uneven_batches_remedy(run, hang), _where_to_look(run, hang)
+            yield Match(hang_text(run, hang), _blamed_rank(hang), remedy, severity, action=action)
 
 
 @rule("ZM003", severity=Severity.CRITICAL)
@@ -218,7 +263,9 @@ def stalled(run: RunSnapshot) -> Iterable[Match]:
         phrases[_MAX_STALL_PLACES:] = [f"and in {len(phrases) - _MAX_STALL_PLACES} other places"]
     top_stall, severity = worst_stall(stalls)
     blamed = -1 if len(phrases) == 1 < len(stalls) else top_stall.rank.rank
-    yield Match(f"{lasts}: {'; '.join(phrases)}", blamed, severity=severity)
+    lines = dict.fromkeys(text.script_line(s.rank.status.stack) for s in stalls if s.rank.status.stack)
+    action = f"Look at {' and '.join(list(lines)[:2])}: no rank goes on from there." if lines else ""
+    yield Match(f"{lasts}: {'; '.join(phrases)}", blamed, severity=severity, action=action)
 
 
 def _stalled_ranks_text(ranks: Sequence[RankSnapshot], *, is_over: bool) -> str:
@@ -229,6 +276,20 @@ def _stalled_ranks_text(ranks: Sequence[RankSnapshot], *, is_over: bool) -> str:
         return f"{names}{':' if ranks[1:] else ''} {head.status.pause} (at {script_place})"
     verb = ("were" if is_over else "are") if ranks[1:] else ("was" if is_over else "is")
     return f"{names} {verb} {text.doing(head)}"
+
+
+def _where_to_look(run: RunSnapshot, hang: Hang) -> str:
+    """Where the missing ranks of *hang* are; "" where that is not known."""
+    missing = [rank for rank in run.ranks if rank.rank in hang.missing and rank.status.stack]
+    if not missing or hang.pause:
+        return ""
+    names, verb = named_ranks([rank.rank for rank in missing]), "was" if run.ended else "is"
+    lines = " and ".join(dict.fromkeys(text.script_line(rank.status.stack) for rank in missing))
+    stacks = "" if run.ended else f" zeromon doctor {run.run} prints the whole stacks."
+    return (
+        f"Look at {lines}, where {names} {verb if len(missing) == 1 else 'are'} instead: all ranks of a "
+        f"group must make the same calls in the same order.{stacks}"
+    )
 
 
 def _blamed_rank(hang: Hang) -> int:

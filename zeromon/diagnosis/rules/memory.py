@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from zeromon.base.units import human_bytes, human_count
 from zeromon.diagnosis.rule import Match, rule, setting_of
-from zeromon.diagnosis.rules.common import next_stage
+from zeromon.diagnosis.rules.common import ladder_remedy, next_stage
 from zeromon.memory.forecast import SAFE_LEVEL
-from zeromon.memory.ladder import FORMATS, RECOMPUTED, ladder_of_risk
+from zeromon.memory.ladder import RECOMPUTED
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.breakdown import workers_text
 from zeromon.readout.verdict import risk_text
@@ -94,18 +94,7 @@ def _oom_ladder(run: RunSnapshot, rank: RankSnapshot, risk: Risk) -> Remedy | No
     """The OOM ladder; None where another rule has the remedy, or where the model is unknown."""
     if risk.cause not in _OF_STRATEGY or not rank.config.models:
         return None
-    need = risk.used_bytes - SAFE_LEVEL * risk.capacity_bytes
-    rungs = ladder_of_risk(run, risk.pool, need)
-    if not rungs:
-        return None
-    return Remedy(
-        cause="the model states, buffers and activations of this strategy leave no margin",
-        dialect=FORMATS[rank.config.models[0].get("framework", "ddp")],
-        diff="",
-        rungs=rungs,
-        effect="each rung frees its bytes on top of those above it",
-        price="that of each rung",
-    )
+    return ladder_remedy(run, rank, risk.pool, risk.used_bytes - SAFE_LEVEL * risk.capacity_bytes)
 
 
 _KEEP_LESS = Remedy(

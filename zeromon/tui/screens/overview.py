@@ -7,7 +7,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
 from zeromon.base.units import human_count, human_ratio, human_seconds
-from zeromon.diagnosis.rule import advice_of
+from zeromon.diagnosis.rule import action_of
 from zeromon.readout import answers, charts
 from zeromon.readout.answers import Kind, StepBar, memory_answer
 from zeromon.readout.breakdown import PART_NAMES, PARTS, exposed_is_known, rank_parts
@@ -59,7 +59,7 @@ class Overview(View):
             if spec.overview:
                 chart = plot_of(spec, model.ranks, model.trends, options, columns, model.mark_steps)
                 title = f"{chart.title}, {chart.a_step}" if chart.a_step else chart.title
-                title = f"Will it run out of memory? {memory_answer(model.run)}" if spec.pool else title
+                title = f"Out of memory? {memory_answer(model.run)}" if spec.pool else title
                 self.query_one(f"#chart-{spec.name}", Panel).show(chart_drawer(chart.plot), title)
         limit = 3 if height >= 30 else 2
         news = self.query_one("#news", Panel)
@@ -217,7 +217,7 @@ def _change_of(finding: Finding) -> str:
     """The lines that the change of *finding* adds, else what the rule's page advises."""
     diff = () if finding.remedy is None else remedy_text(finding.remedy).diff
     added_lines = [clean(diff_line.text.strip()) for diff_line in diff if diff_line.kind == "added"]
-    return "  ".join(added_lines) or advice_of(finding.code) or clean(finding_text(finding))
+    return "  ".join(added_lines) or clean(action_of(finding)) or clean(finding_text(finding))
 
 
 def finding_lines(findings: Sequence[Finding], limit: int) -> list[Line]:
