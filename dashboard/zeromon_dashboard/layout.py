@@ -14,7 +14,7 @@ from dash import dcc, html
 from zeromon.base.units import human_count
 from zeromon.readout.answers import VerdictPeriod, findings_to_act_on, life_of_run, life_text
 from zeromon.readout.figures import LAST_STEPS
-from zeromon.readout.text import clock, pause_seconds, pause_text, rough_time
+from zeromon.readout.text import clock, has_died, pause_seconds, pause_text, rough_time
 from zeromon.readout.verdict import SIGNS, judge_run, state_beside, unanswered_verdict
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
 from zeromon_dashboard.page import Known, Page, Parts, Props
@@ -114,7 +114,7 @@ def _page_head_props(view: Known) -> Parts:
         "about": {"children": [*tags, *remarks]},
         "state": {"children": state, "color": colour},
         "detail": {"children": judged.detail and f"{judged.detail}; "},
-        "verdict": {"children": state_beside(judged.health, run)},
+        "verdict": {"children": "" if has_died(run) else state_beside(judged.health, run)},
         "life": {"style": {"background": _life_gradient(life, view.span)}, "title": life_text(life)},
         "when": _player_moments(view),
     }

@@ -174,7 +174,7 @@ def test_a_finding_and_a_death_show_the_same_ladder() -> None:
         requested_bytes=7 * GIB, free_bytes=0, total_bytes=80 * GIB, largest_block_bytes=-1
     )
     dead = full(out_of_memory=oom, alive=False, failed=True, ended="exception", risks=())
-    text = render_run(dead)
+    text = render_run(replace(dead, findings=tuple(advise(dead))))
     for line in ladder_lines(ladder_of_risk(dead, Pool.DEVICE, 7 * GIB)):
         assert line in text
 

@@ -115,8 +115,8 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
     ),
     "leak, then killed for memory": (
         _ended(_two({"risks": (_risk(0.9, "host"),)}), _OOM_KILL, _SIGTERM), Health.DEAD,
-        "host memory: use of rank 0 grew 1.0 MiB per step since step 9, to 95.0 MiB in use by all "
-        "ranks, 5.0 MiB available; it was to be full at about step 60; rank 0: killed by the kernel",
+        "rank 0 ran out of host memory: use of rank 0 grew 1.0 MiB per step since step 9; it was to be "
+        "full at about step 60; rank 0: killed by the kernel",
     ),
     "straggler, then finished": (
         _ended(_two(stragglers=(_STRAGGLER,))), Health.FINISHED, "rank 1",

@@ -133,7 +133,7 @@ def test_a_leak_on_a_device_is_the_cause_of_running_out_of_memory(cuda_run: Cuda
     run = cuda_run("runs_out.py", "leak", faults=[less], watched=True, ends_well=False)
     judged = judge_run(run.record)
     assert judged.health is Health.DEAD
-    assert re.search(r"^rank 1: device memory: use grew 2\d\.\d MiB per step", judged.cause)
+    assert re.search(r"^rank 1 ran out of device memory: use grew 2\d\.\d MiB per step", judged.cause)
     (_, text), *_ = died_of(run)
     assert "OutOfMemoryError at runs_out.py:" in text
     (rank,) = (rank for rank in run.record.ranks if rank.rank == 1)

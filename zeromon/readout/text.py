@@ -363,7 +363,10 @@ def short_frame(stack: Sequence[str]) -> str:
 
 def script_line(stack: Sequence[str]) -> str:
     """``t.py:32 in main``: :func:`script_frame` without its folder."""
-    return script_frame(stack).rpartition("/")[2]
+    return script_frame(stack).rpartition("/")[2].removesuffix(_AT_TOP_LEVEL)
+
+
+_AT_TOP_LEVEL = " in <module>"
 
 
 def script_frame(stack: Sequence[str]) -> str:
@@ -388,7 +391,7 @@ def busiest_line(rank: RankSnapshot, *, communicates: bool = False) -> str:
     samples = max(functions.values(), key=lambda rows: sum(row.ratio for row in rows), default=[])
     if not samples:
         return ""
-    location = max(samples, key=lambda row: row.ratio).place.removesuffix(" in <module>")
+    location = max(samples, key=lambda row: row.ratio).place.removesuffix(_AT_TOP_LEVEL)
     return location.rpartition("/")[2] if location.startswith("/") else location
 
 

@@ -441,6 +441,9 @@ def _first_death_sentence(run: RunSnapshot) -> str:
     led = None
     if cause in (HOST_OOM, DEVICE_OOM):
         led = _memory_risk(run)
+        if failed is not None and led is not None and (growth := _growth_before(run, led)):
+            pool = Pool.HOST if cause == HOST_OOM else Pool.DEVICE
+            return f"rank {failed.rank} ran out of {pool} memory: {growth}; {sentence}"
     elif cause in _ABORTED and not any(hang.dead for hang in run.hangs):  # else the hang followed
         led = _stall_threat(run)
     if led is not None and led.cause != sentence:
@@ -458,6 +461,16 @@ def _finding_of_death(run: RunSnapshot) -> Finding | None:
         key=lambda f: (f.rule != "rank_died", failed is None or f.rank != failed.rank),
         default=None,
     )
+
+
+def _growth_before(run: RunSnapshot, led: Verdict) -> str:
+    """The growth of the memory that *led* says to run out; "" without any."""
+    ranks = [rank for rank in run.ranks if led.finding is not None and rank.rank == led.finding.rank]
+    nearest = nearest_oom(ranks)
+    growth = "" if nearest is None else _memory_growth_text(*nearest)
+    if not growth or nearest is None or nearest[1].steps_left is None:
+        return growth
+    return f"{growth}; it was to be full at about {_full_at(*nearest)}"
 
 
 _ABORTED = ("SIGABRT", "exception", "peer_lost")
@@ -619,7 +632,7 @@ def risk_text(risk: Risk, rank: RankSnapshot) -> str:
         reason = "" if risk.cause == RiskCause.NONE else f" ({_CAUSES.get(risk.cause, risk.cause)})"
         in_use = "" if risk.pool == Pool.HOST else " in use"
         return f"{risk.pool} memory: {level}{in_use}{reason}"
-    full = f"step {human_count(rank.steps.last_step + risk.steps_left)}"
+    full = _full_at(rank, risk)
     if not rank.status.alive:
         return f"{risk.pool} memory: {grows}, to {level}; it was to be full at about {full}"
     details = [f"in {human_count(risk.steps_left)} steps"]
@@ -632,6 +645,10 @@ def risk_text(risk: Risk, rank: RankSnapshot) -> str:
     # A Prometheus knows no growth where no headroom is left
     known_figures = [grows] * bool(grows) + [f"now {level}"] * (risk.used_bytes >= 0)
     return f"{forecast}: {', '.join(known_figures)}" if known_figures else forecast
+
+
+def _full_at(rank: RankSnapshot, risk: Risk) -> str:
+    return f"step {human_count(rank.steps.last_step + (risk.steps_left or 0))}"
 
 
 def _memory_growth_text(rank: RankSnapshot, risk: Risk) -> str:

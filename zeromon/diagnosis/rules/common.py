@@ -253,6 +253,8 @@ def ladder_remedy(
 ) -> Remedy | None:
     """The OOM ladder of *rank*, whose *pool* is full; None where the model is unknown."""
     rungs = ladder_of_risk(run, pool, need_bytes)
+    if pool == Pool.HOST and not any(rung.frees_bytes for rung in rungs):
+        return None  # most of the host's memory is no state of the model
     if not rungs or not rank.config.models:
         return None
     return Remedy(
