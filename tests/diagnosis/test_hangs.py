@@ -67,11 +67,11 @@ def test_the_dimension_of_the_group_is_named() -> None:
     whole = run(rank(0), rank(1), member(2, 6), waits, taken_ns=NOW)
     (hang,) = whole.hangs
     assert hang_text(whole, hang) == (
-        "all_reduce #7 of tp (ranks 2, 3; 64 B) has not ended for 20 s: rank 3 waits, "
-        "rank 2 has not called it (in forward)"
+        "all_reduce #7 of tp (ranks 2, 3; 64 B) has not ended for 20 s: "
+        "rank 2 has not called it (in forward); rank 3 waits"
     )
     assert hang_headline(whole, hang) == (
-        "all_reduce in tp is stuck: rank 3 waits, rank 2 has not called it (in forward)"
+        "all_reduce in tp is stuck: rank 2 has not called it (in forward); rank 3 waits"
     )
     assert doing(waits) == "in forward, all_reduce #7 of tp (ranks 2, 3) in flight"
 
@@ -254,7 +254,7 @@ def test_a_suspended_rank_waits_for_nobody() -> None:
     (hang,) = whole.hangs
     assert (hang.kind, hang.sequence, hang.missing) == ("a member has not come", 8, (1,))
     assert hang_headline(whole, hang) == (
-        "all_gather in world is stuck: rank 0 waits, rank 1 has not called it (suspended by a signal)"
+        "all_gather in world is stuck: rank 1 has not called it (suspended by a signal); rank 0 waits"
     )
     assert not found(at(0, world=8), behind), "rank 0 has left it and waits in none"
     both = [at(number, entry(), world=7, halted=Halt.SUSPENDED) for number in (0, 1)]

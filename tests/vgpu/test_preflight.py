@@ -249,7 +249,7 @@ def test_a_deadlock_is_named_with_its_line(preflight: Any) -> None:
         ("batch", 0, ["AssertionError at wrong.py:26: ", "micro_batch_per_gpu", "7 != 2 * 1"]),
         ("mesh", 0, ["RuntimeError at wrong.py:31: ", "world size 2, but found 4 ranks"]),
         ("skip", 2, ["rank 0 called all_gather", "rank 1 called all_reduce", "wrong.py:3"]),
-        ("uneven", 3, ["rank 1 waits, rank 0 has left after step 3 (exit code 0)"]),
+        ("uneven", 3, ["rank 0 has left after step 3 (exit code 0); rank 1 waits"]),
         ("logarithm", 0, ["ValueError at wrong.py:43: math domain error", "--arithmetic"]),
     ],
 )

@@ -316,6 +316,7 @@ def action_of(finding: Finding) -> str:
         return finding.action
     page = all_pages().get(finding.code)
     _, _, advice = (page.text if page is not None else "").partition("## What to change\n")
+    advice = re.sub(r"```\w*\n([^\n]*)\n```", r"\1;", advice)  # code of one line stays
     prose = re.sub(r"```.*?```", "", advice.partition("\n## ")[0], flags=re.DOTALL)
     return " ".join(prose.replace("`", "").split())
 

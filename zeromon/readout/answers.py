@@ -251,11 +251,13 @@ _VISIBLE = 0.002
 
 
 def window_text(run: RunSnapshot) -> str:
-    """``last 20 steps``; of a run that is read from a Prometheus, ``last 60 s``."""
+    """``mean of the last 20 steps``, ``mean of the last 60 s`` from a Prometheus; "" before any step."""
     if run.origin:
-        return f"last {human_seconds(max(10.0, 4 * run.every_seconds))}"
+        return f"mean of the last {human_seconds(max(10.0, 4 * run.every_seconds))}"
     steps = max((rank.steps.watched_steps for rank in run.ranks), default=0)
-    return LAST_STEPS if steps >= WINDOW else f"last {steps} step{'s' * (steps != 1)}"
+    if steps < WINDOW:
+        return f"mean of the last {steps} step{'s' * (steps != 1)}" if steps else ""
+    return f"mean of the {LAST_STEPS}"
 
 
 def pace_facts(run: RunSnapshot) -> list[tuple[str, str]]:
@@ -338,6 +340,8 @@ def memory_answer(run: RunSnapshot) -> str:
     if failed is not None and (pool := _POOLS.get(death_cause(failed))):
         return f"yes: rank {failed.rank} ran out of {pool} memory"
     nearest = nearest_oom(run.ranks)
+    if not run.ranks:
+        return "n/a: no rank has reported"
     if nearest is None:
         return "n/a: the run has ended" if run.ended else "n/a: the memory's limit is not known"
     rank, risk = nearest

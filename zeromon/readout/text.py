@@ -53,10 +53,16 @@ def unreported_text(attempts: Sequence[Attempt]) -> str:
 
 
 def _process_texts(starting: Sequence[RankProcess]) -> list[str]:
-    listed = starting[:_MAX_LISTED_PROCESSES]
-    phrases = [f"pid {proc.pid} {f'is at {proc.at}' if proc.at else 'runs'}" for proc in listed]
-    hidden = len(starting) - len(phrases)
-    return [*phrases, f"{human_count(hidden)} more"] if hidden else phrases
+    pids_at: dict[str, list[int]] = {}
+    for proc in starting:
+        location = proc.at.removesuffix(_AT_TOP_LEVEL).rpartition("/")[2]
+        pids_at.setdefault(f"at {location}" if location else "running", []).append(proc.pid)
+    phrases = []
+    for activity, pids in list(pids_at.items())[:_MAX_LISTED_PROCESSES]:
+        more = f" and {human_count(len(pids) - 1)} more" if pids[1:] else ""
+        phrases.append(f"pid {pids[0]}{more} {'are' if more else 'is'} {activity}")
+    hidden = len(pids_at) - len(phrases)
+    return [*phrases, "others elsewhere"] if hidden else phrases
 
 
 # ---- the run ---------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ _MAX_LISTED_RANKS = 8
 def hang_headline(run: RunSnapshot, hang: Hang) -> str:
     """The stuck collective and who is to blame, in one line; after the end, what hung in which step.
 
-    ``all_reduce in dp is stuck: rank 1 waits, rank 0 has not called it (at ddp.py:41)``;
+    ``all_reduce in dp is stuck: rank 0 has not called it (at ddp.py:41); rank 1 waits``;
     ``hung at step 50 for 110 s: rank 1 never called all_gather (t.py:32)``.
     """
     cause = _hang_cause_text(run, hang, _location_of_rank)
@@ -75,7 +75,9 @@ def _hang_cause_text(run: RunSnapshot, hang: Hang, locate: Callable[[RankSnapsho
         return f"{hang.pause} ({locate(paused)})" if paused is not None else hang.pause
     activities = {peer.rank: peer.doing for peer in run.away}
     activities |= {rank.rank: locate(rank) for rank in run.ranks if rank.rank in hang.missing}
-    phrases = [] if is_over and hang.missing + hang.dead else [_waiting_ranks_text(run, hang)]
+    has_culprit = bool(hang.missing + hang.dead)
+    waiting = _waiting_ranks_text(run, hang)
+    phrases = [] if has_culprit else [waiting]
     called = {call.rank for call in hang.calls}
     for rank in hang.missing[:_MAX_CAUSES]:
         activity = activities.get(rank, "")
@@ -93,7 +95,8 @@ def _hang_cause_text(run: RunSnapshot, hang: Hang, locate: Callable[[RankSnapsho
         phrases += [f"no report from node {', '.join(silent[:3])}"] if silent else []
     if not hang.missing and not hang.dead and not hang.elsewhere:
         phrases.append(str(hang.kind))
-    return ", ".join([*phrases, hang.pause] if hang.pause else phrases)
+    cause = ", ".join([*phrases, hang.pause] if hang.pause else phrases)
+    return f"{cause}; {waiting}" if has_culprit and not is_over else cause
 
 
 def _waiting_ranks_text(run: RunSnapshot, hang: Hang) -> str:
@@ -366,7 +369,10 @@ def judge_run(run: RunSnapshot) -> Verdict:
     if run.restarting:
         return _of_health(Health.RESTARTING, text.restarting_text(run))
     if not run.ranks:
+        ends = [death.ended for attempt in run.attempts[-1:] for death in attempt.deaths]
+        was_stopped = bool(ends) and all(ended in ("SIGTERM", "SIGINT") for ended in ends)
         end_health = Health.DEAD if run.attempts else Health.UNKNOWN
+        end_health = Health.STOPPED if was_stopped else end_health
         return _of_health(end_health if run.ended else Health.STARTING, text.starting_text(run))
     if text.has_died(run):
         alive = not run.ended and any(rank.status.alive for rank in run.ranks)
@@ -382,7 +388,8 @@ def judge_run(run: RunSnapshot) -> Verdict:
     if is_stopped or run.ended:
         health = Health.STOPPED if is_stopped else Health.FINISHED
         trained = any(rank.steps.watched_steps for rank in run.ranks)
-        final = threat or _of_health(health, _largest_wait(run) if trained else _no_step_text(run))
+        calm = f"no problem found; {_largest_wait(run)}" if trained else _no_step_text(run)
+        final = threat or _of_health(health, calm)
         has_room = trained and (threat is None or threat.health is Health.SLOW)
         cause = f"{_fits_text(run) if has_room else ''}{final.cause}"
         return replace(final, health=health, cause=cause, outcome=text.run_state(run))

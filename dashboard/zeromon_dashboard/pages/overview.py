@@ -47,7 +47,7 @@ def content(view: Known) -> Page:
     return Page(
         {
             "waits": {"children": _waits_content(run)},
-            "waits-window": {"children": f"mean of the {window_text(run)}"},
+            "waits-window": {"children": window_text(run)},
             "to-change": {"children": _change_panels(view.run)},
             "memory-answer": {"children": memory_answer(run)},
             **{f"{name}-title": {"children": drawn[name].title} for name in _MAIN if name in drawn},

@@ -108,7 +108,7 @@ _SEVERITY_OF_DEATH = {
 def restarted(run: RunSnapshot) -> Iterable[Match]:
     """The launcher ended all ranks and started them again."""
     failed = [attempt for attempt in run.attempts if not attempt.finished]
-    if failed:
+    if failed and (run.ranks or failed[1:]):  # else it was not started again
         prior = failed[-1]
         lost_steps = [attempt.lost_steps for attempt in failed]
         lost = "n/a" if None in lost_steps else human_count(sum(filter(None, lost_steps)))

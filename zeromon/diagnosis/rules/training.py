@@ -53,7 +53,7 @@ def _where_first(
 ) -> str:
     """On which ranks a value was not finite first, as far as ranks know it."""
     if len(ranks) > 1:
-        return f"on {len(ranks)} ranks in the same step: it has one cause, or is a mean over the ranks"
+        return f"on {len(ranks)} ranks in the same step; it has one cause, or is a mean over the ranks"
     if len(rows) < max(1, run.ranks[0].world_size):
         return f"on rank {ranks[0]}; only {len(rows)} of {run.ranks[0].world_size} ranks report it"
     later = [n for n in nans if n not in ranks]

@@ -84,13 +84,13 @@ class Overview(View):
                 f"all {human_count(fleet.ranks)} ranks on {human_count(len(fleet.nodes))} nodes",
             )
             return
-        scale = "shares of a step" if options.shares else "mean"
+        question = "What does a step wait for?" + " shares of a step," * options.shares
         chosen, is_high = answers.step_bars(model.run), height >= 30
         line_count = len(chosen) * (1 + is_high) + (not is_high or options.letters)
         bars.styles.height = max(1, line_count) + 2
         bars.show(
             lambda width, _h: waits_lines(chosen, options, width, with_text=is_high),
-            f"What does a step wait for? {scale}, {answers.window_text(model.run)}",
+            f"{question} {answers.window_text(model.run)}".rstrip(", "),
         )
 
     def sheet(self, model: ViewModel) -> TableExport[Any]:
