@@ -50,3 +50,19 @@ def test_a_command_that_cannot_run_leaves_no_run(
     assert (done.returncode, done.stderr) == (code, f"zeromon: cannot run {command}: {reason}\n")
     assert not [path for path in tmp_path.rglob("*") if path.name == "run.json"]
     assert not list(tmp_path.glob("rings/*/"))
+
+
+def test_a_run_says_the_name_that_its_record_will_have(tmp_path: Path) -> None:
+    """The record of an earlier run keeps the name that was asked for."""
+    earlier = tmp_path / "store" / "runs" / "exp"
+    earlier.mkdir(parents=True)
+    (earlier / "snapshot.json").write_text("{}")
+    environment = os.environ | {
+        "ZEROMON_DIR": str(tmp_path),
+        "ZEROMON_STORE": str(tmp_path / "store"),
+        "ZEROMON_COLLECTOR": "off",
+    }
+    command = [sys.executable, "-m", "zeromon", "run", "--name", "exp", "--", "true"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert "watching run exp-2 " in done.stderr
+    assert [path.parent.name for path in tmp_path.glob("*/run.json")] == ["exp-2"]

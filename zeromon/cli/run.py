@@ -226,13 +226,16 @@ def _is_one_of_many() -> bool:
 
 
 def _make_run_folder(root: Path, name: str, *, is_named: bool) -> Path:
-    """A folder that no other run has; the tasks of one launcher share theirs."""
+    """A folder whose name no other run has, nor a record; the tasks of one launcher share theirs."""
     if _is_one_of_many():
         return paths.make_private_folder(root / name)
     if is_named and _is_run_live(root / name):
         raise LaunchError(f"a run named {name} is running", "Choose another --name.")
     for attempt in range(1, 1000):
         folder = root / (name if attempt == 1 else f"{name}-{attempt}")
+        # A record keeps its name: this run's would be NAME-2, under which nobody would look for it
+        if (paths.record_store_root() / "runs" / folder.name / "snapshot.json").exists():
+            continue
         # mkdir decides: between a test and the creation, another run may take the name
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)

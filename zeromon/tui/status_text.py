@@ -35,7 +35,8 @@ def head_line(run: RunSnapshot, width: int = 200) -> Line:
         count = f"{human_count(present)} of {human_count(first_rank.world_size)} ranks"
         if present == first_rank.world_size:
             count = f"{human_count(first_rank.world_size)} rank{'s' * (first_rank.world_size != 1)}"
-        facts = [first_rank.strategy, count, f"on {run.node}", re.sub(r":\d+", "", first_rank.device)]
+        device = "modelled " * first_rank.on_virtual_device + re.sub(r":\d+", "", first_rank.device)
+        facts = [first_rank.strategy, count, f"on {run.node}", device]
         chosen: list[str] = []
         for fact in filter(None, map(clean, facts)):
             if line_width(spans) + len(" · ".join((*chosen, fact))) + 2 > width:
@@ -95,7 +96,7 @@ def run_figures(run: RunSnapshot, options: DisplayOptions) -> list[tuple[str, st
     rows += [("progress", progress, "")] if (progress := throughput.progress_text(run)) else []
     if exposed is not None:
         rows.append(("exposed", human_ratio(exposed) + deviation_text, TONES[exposed_severity(run)]))
-    if nearest is not None:
+    if nearest is not None and not run.ended:
         rows.append(("OOM risk", human_ratio(nearest[1].ratio), tone_of(nearest[1].ratio, OOM)))
     for name, value, text_of in (("tokens/s", rate, human_count), ("MFU", used, human_ratio)):
         if isinstance(value, float) or value.startswith("error"):

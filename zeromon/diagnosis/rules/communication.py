@@ -40,7 +40,7 @@ def _where_it_is_late(run: RunSnapshot, late: Straggler) -> str:
     if rank is None or late.whole_node or late.cause:
         return ""
     if late.phases[:1] == ("other",) and (line := busiest_line(rank)):
-        return f"Look at {line}: there rank {rank.rank} is most often while the others wait."
+        return f"Look at {line}, where rank {rank.rank} is most often while others wait."
     if "data_wait" in late.phases:
         return f"Look at what rank {rank.rank} loads: longer samples, a slower disk, fewer workers."
     return ""
