@@ -177,6 +177,10 @@ def test_a_finding_and_a_death_show_the_same_ladder() -> None:
     text = render_run(replace(dead, findings=tuple(advise(dead))))
     for line in ladder_lines(ladder_of_risk(dead, Pool.DEVICE, 7 * GIB)):
         assert line in text
+    leaked = Risk(pool="device", ratio=1.0, cause="growth", growth_bytes_per_step=GIB)
+    dead = full(out_of_memory=oom, alive=False, failed=True, ended="exception", risks=(leaked,))
+    (death,) = (f for f in advise(dead) if f.code == "ZM001")
+    assert death.remedy is None, "a smaller model would only die later"
 
 
 def test_a_script_under_autocast_is_not_told_to_use_it() -> None:

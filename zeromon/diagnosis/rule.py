@@ -316,9 +316,15 @@ def action_of(finding: Finding) -> str:
         return finding.action
     page = all_pages().get(finding.code)
     _, _, advice = (page.text if page is not None else "").partition("## What to change\n")
-    advice = re.sub(r"```\w*\n([^\n]*)\n```", r"\1;", advice)  # code of one line stays
-    prose = re.sub(r"```.*?```", "", advice.partition("\n## ")[0], flags=re.DOTALL)
+    advice = advice.partition("\n## ")[0]
+    prose = re.sub(r"```\w*\n(.*?)```", _code_in_prose, advice, flags=re.DOTALL)
     return " ".join(prose.replace("`", "").split())
+
+
+def _code_in_prose(block: re.Match[str]) -> str:
+    """Code of one line stays in a sentence, more does not."""
+    code = block[1].strip()
+    return "" if "\n" in code else f"{code};"
 
 
 def find_page(code_or_name: str) -> Page:
