@@ -15,6 +15,7 @@ from tui.snapshots import GIB, snapshot
 from zeromon.base.units import byte_scale, human_ratio
 from zeromon.diagnosis.engine import advise
 from zeromon.readout import tables
+from zeromon.readout.answers import bar_of_rank
 from zeromon.readout.breakdown import PARTS, USUAL, rank_parts, step_parts
 from zeromon.readout.tables import RANK_COLUMNS, TRAFFIC_COLUMNS
 from zeromon.readout.text import leading_clauses, run_state
@@ -68,7 +69,7 @@ from zeromon.tui.line import (
 from zeromon.tui.plots import Trend, step_of
 from zeromon.tui.screens.communication import arrival_lines, pick_latest_ranks, sum_rows_by_field
 from zeromon.tui.screens.memory import peaks_within_step, role_bars
-from zeromon.tui.screens.overview import legend_of_parts, step_bars
+from zeromon.tui.screens.overview import legend_of_parts, waits_lines
 from zeromon.tui.screens.text import lines_of_markdown, lines_of_report
 from zeromon.tui.styles import style_of_tone
 from zeromon.tui.view_model import ViewModel, draw_scrubber, status_line
@@ -198,16 +199,17 @@ def test_bars_say_where_a_step_goes() -> None:
     timed = [s for s in one.steps.recent[-20:] if not s.idle]
     assert sum(parts.values()) == pytest.approx(sum(s.seconds for s in timed) / len(timed), rel=1e-6)
     assert parts["exposed"] == pytest.approx(sum(s.exposed_ns for s in timed) / len(timed) / 1e9)
-    lines = [plain_text(line) for line in step_bars(snapshot(2).ranks, DisplayOptions(), 100)]
+    bars = [bar_of_rank(one)]
+    lines = [plain_text(line) for line in waits_lines(bars, DisplayOptions(), 100, with_text=True)]
     assert lines[0].startswith("rank 0")
-    assert "exposed communication" in lines[-1]
+    assert "communication" in lines[-1]
 
 
 def test_exposed_time_that_was_not_timed_by_phase_is_not_drawn() -> None:
     untimed = summary(1, idle=True, phase_exposed_ns=(0, 5 * MS, 0, 0, 0, 0))
     assert step_parts(untimed)["exposed"] == 0
     bare = rank(recent=(summary(1),))
-    assert "exposed communication" not in plain_text(step_bars([bare], DisplayOptions(), 100)[-1])
+    assert bar_of_rank(bare).segments[0].name == "compute and communication"
 
 
 def test_with_many_ranks_the_most_exposed_are_shown() -> None:

@@ -208,6 +208,11 @@ def step_bars(run: RunSnapshot) -> tuple[StepBar, ...]:
     )
 
 
+def bar_of_rank(rank: RankSnapshot) -> StepBar:
+    """The step of one rank, without what others do."""
+    return StepBar(rank, "", _segments_of(rank, (), "other ranks" if rank.world_size > 1 else ""))
+
+
 _COMPUTE = {"forward", "backward", "optimizer", "cpu_optimizer", "generation"}
 
 

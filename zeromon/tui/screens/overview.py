@@ -6,18 +6,17 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
-from zeromon.base.units import human_count, human_ratio, human_seconds
+from zeromon.base.units import human_count, human_seconds
 from zeromon.diagnosis.rule import action_of
 from zeromon.readout import answers, charts
 from zeromon.readout.answers import Kind, StepBar, memory_answer
-from zeromon.readout.breakdown import PART_NAMES, PARTS, exposed_is_known, rank_parts
+from zeromon.readout.breakdown import PART_NAMES
 from zeromon.readout.figures import SPREAD_HEADS, spread_rows
 from zeromon.readout.remedy import effect_text, remedy_text
-from zeromon.readout.tables import MARKS, RANK_COLUMNS, tone_of
+from zeromon.readout.tables import MARKS, RANK_COLUMNS
 from zeromon.readout.text import finding_text, notes_of
 from zeromon.readout.verdict import judge_run
-from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
-from zeromon.snapshot.levels import EXPOSED
+from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.tui import status_text
 from zeromon.tui.columns import DisplayOptions, TableExport
 from zeromon.tui.drawing import LETTERS, chart_drawer, stacked_bar
@@ -137,36 +136,6 @@ def _whole_parts(shares: str, width: int) -> str:
     while len(shares) > width and ", " in shares:
         shares = shares.rpartition(", ")[0]
     return shares
-
-
-def step_bars(ranks: Sequence[RankSnapshot], options: DisplayOptions, width: int) -> list[Line]:
-    """One bar for each rank, and the legend of the parts."""
-    rows = [(rank, rank_parts(rank)) for rank in ranks]
-    longest = max((sum(sizes.values()) for _, sizes in rows), default=0.0)
-    drawn = {name for _, sizes in rows for name, size in sizes.items() if size > 0}
-    bars: list[Line] = []
-    label, text_width = 10, 26 if width >= 60 else 10
-    for rank, sizes in rows:
-        seconds = sum(sizes.values())
-        bar_width, of = max(4, width - label - text_width), seconds if options.shares else longest
-        bar = stacked_bar(list(sizes.items()), of, bar_width, letters=options.letters)
-        name: Line = [(fit(f"rank {rank.rank}", label), "bold")]
-        bars.append([*name, *bar, *_step_time_cells(rank, seconds, text_width)])
-    if rows and not any(exposed_is_known(rank) for rank, _ in rows):
-        drawn.discard("exposed")
-    return [*bars, legend_of_parts([name for name in PARTS if name in drawn], options, width)]
-
-
-def _step_time_cells(rank: RankSnapshot, seconds: float, width: int) -> Line:
-    time = fit(human_seconds(seconds) if seconds else "-", 10, right=True)
-    if width < 20:
-        return [(time, "bold")]
-    share = fit(human_ratio(rank.communication.exposed_ratio), 8, right=True)
-    return [
-        (time, "bold"),
-        (share, tone_of(rank.communication.exposed_ratio, EXPOSED)),
-        (" exposed", "dim"),
-    ]
 
 
 _SHORT_NAMES = {"exposed": "exposed", "hidden": "hidden", "data_wait": "data"}

@@ -9,6 +9,7 @@ from textual.containers import Horizontal, Vertical
 
 from zeromon.base.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 from zeromon.readout import charts
+from zeromon.readout.answers import bar_of_rank
 from zeromon.readout.breakdown import loading_text
 from zeromon.readout.communication_report import by_unit, nccl_block, stage_block
 from zeromon.readout.figures import STEP, training_text
@@ -30,7 +31,7 @@ from zeromon.tui.columns import DisplayOptions, TableExport
 from zeromon.tui.drawing import chart_drawer
 from zeromon.tui.line import Line, cells, clean, line_width, wrap_text
 from zeromon.tui.plots import plots_by_name
-from zeromon.tui.screens.overview import finding_lines, step_bars
+from zeromon.tui.screens.overview import finding_lines, waits_lines
 from zeromon.tui.screens.text import lines_of_report
 from zeromon.tui.screens.view import View, why_no_rank
 from zeromon.tui.status_text import risk_line
@@ -127,7 +128,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, wid
         *(wrap_text(loading, width) if (loading := loading_text(rank)) else []),
         *(wrap_text(f"set-up: {startup}", width) if (startup := startup_parts_text(rank)) else []),
         *(wrap_text(checkpoint, width) if (checkpoint := checkpoint_text(run)) else []),
-        [], *step_bars([rank], options, width),
+        [], *waits_lines([bar_of_rank(rank)], options, width, with_text=True),
     ]  # fmt: skip
     if rank.machine.device is not None:
         rows += [[], *_device_lines(rank.machine.device, width)]
