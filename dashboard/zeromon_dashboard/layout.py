@@ -100,6 +100,8 @@ def _page_head_props(view: Known) -> Parts:
     else:
         state, colour = "live", "teal"
     judged = unanswered_verdict(run, view.age) if view.trouble and not run.ended else judge_run(run)
+    # The cause of a death says in which step it was
+    beside = "" if has_died(run) and run.last_attempt == 1 else state_beside(judged.health, run)
     note, until_wall = view.about.note, view.span[1] if view.span is not None else 0.0
     life = life_of_run(run, view.findings, until_wall)
     tags = (dmc.Badge(t, variant="outline", color="gray", tt="none") for t in view.about.tags)
@@ -113,8 +115,8 @@ def _page_head_props(view: Known) -> Parts:
         "facts": {"children": facts},
         "about": {"children": [*tags, *remarks]},
         "state": {"children": state, "color": colour},
-        "detail": {"children": judged.detail and f"{judged.detail}; "},
-        "verdict": {"children": "" if has_died(run) else state_beside(judged.health, run)},
+        "detail": {"children": judged.detail},
+        "verdict": {"children": "; " * bool(judged.detail and beside) + beside},
         "life": {"style": {"background": _life_gradient(life, view.span)}, "title": life_text(life)},
         "when": _player_moments(view),
     }

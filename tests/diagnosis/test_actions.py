@@ -62,7 +62,7 @@ def test_a_hang_names_the_line_of_the_missing_rank(is_over: bool) -> None:
     [
         (("other",), "Look at t.py:37, where rank 1 is most often while others wait."),
         (("data_wait",), "Look at what rank 1 loads: "),
-        (("backward",), "Depends on the phase: "),
+        (("backward",), "Compare rank 1 with others: "),
     ],
 )
 def test_a_late_rank_is_looked_at_where_it_is_late(phases: tuple[str, ...], action: str) -> None:

@@ -496,7 +496,7 @@ def test_what_an_ended_run_was_in_danger_of_is_not_said_to_be_unknown() -> None:
     calm = replace(snapshot(2), ranks=ranks, findings=())
     assert "limit is not known" in plain_text(status_text.verdict_line(calm))
     assert plain_text(status_text.verdict_line(replace(calm, ended=True))).startswith(
-        " · exposed communication"
+        " · no problem found; exposed communication"
     )
 
 

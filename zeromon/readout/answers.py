@@ -301,6 +301,8 @@ def events_of(run: RunSnapshot, chart: str) -> tuple[tuple[int, str], ...]:
     """The steps from which on something was different, for the *chart* of that name."""
     if chart == "step-time":
         return tuple((s.since_step, f"{s.straggler_name} late") for s in run.stragglers if s.since_step)
+    if not any(finding.rule == "oom_risk" for finding in run.findings):
+        return ()  # caches that fill grow, too
     spec = next((spec for spec in charts_of(run.ranks) if spec.name == chart), None)
     limit = limit_of(spec, run.ranks) if spec is not None else None
     if limit is None or not limit.risk.growth_bytes_per_step or not limit.risk.since_step:
@@ -312,9 +314,10 @@ def events_of(run: RunSnapshot, chart: str) -> tuple[tuple[int, str], ...]:
 
 
 def findings_to_act_on(run: RunSnapshot, limit: int = 2) -> tuple[Finding, ...]:
-    """The finding of the verdict, then the most urgent ones that come with a change.
+    """The finding of the verdict, then the most urgent ones that come with a change; of each rule one.
 
-    Without any, those that are at least a warning; of each rule one.
+    Where the verdict's names nothing to do, a change comes first. Without any, those that are at least a
+    warning.
     """
     finding = judge_run(run).finding
     is_stopped = run.ended and not has_died(run)  # then a rank that ended is no cause
@@ -325,9 +328,12 @@ def findings_to_act_on(run: RunSnapshot, limit: int = 2) -> tuple[Finding, ...]:
         led = [f for f in other_findings if f.rule == "oom_risk" and f.remedy is not None]
         if failed is not None and led and death_cause(failed) in _POOLS:
             by_rule = {led[0].rule: led[0]}  # the growth that filled the memory
-    for f in other_findings:
-        if f.remedy is not None:
-            by_rule.setdefault(f.rule, f)
+    with_change = [f for f in other_findings if f.remedy is not None]
+    if finding is not None and finding.remedy is None and not finding.action:
+        # Its page speaks of all causes, a change of the one that was found
+        by_rule = {f.rule: f for f in with_change[:1]} | by_rule
+    for f in with_change:
+        by_rule.setdefault(f.rule, f)
     if not by_rule:
         by_rule = {f.rule: f for f in other_findings if f.severity is not Severity.INFO}
     return tuple(by_rule.values())[:limit]

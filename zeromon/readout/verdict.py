@@ -647,7 +647,7 @@ def risk_text(risk: Risk, rank: RankSnapshot) -> str:
         details.append(human_seconds(risk.steps_left * rank.steps.median_seconds))
     if risk.steps_soonest is not None and risk.steps_latest is not None:
         low, high = human_count(risk.steps_soonest), human_count(risk.steps_latest)
-        details.append(f"between {low} and {high} steps")
+        details += [f"between {low} and {high} steps"] if low != high else []
     forecast = f"{risk.pool} memory runs out at about {full} ({', '.join(details)})"
     # A Prometheus knows no growth where no headroom is left
     known_figures = [grows] * bool(grows) + [f"now {level}"] * (risk.used_bytes >= 0)

@@ -35,15 +35,16 @@ def straggler(run: RunSnapshot) -> Iterable[Match]:
 
 
 def _where_it_is_late(run: RunSnapshot, late: Straggler) -> str:
-    """What to look at on a rank that is late; "" where the page of the rule says as much."""
+    """What to look at on a rank or node that is late."""
     rank = next((rank for rank in run.ranks if rank.rank == late.rank), None)
-    if rank is None or late.whole_node or late.cause:
-        return ""
-    if late.phases[:1] == ("other",) and (line := busiest_line(rank)):
-        return f"Look at {line}, where rank {rank.rank} is most often while others wait."
+    name = late.straggler_name
+    if late.cause:
+        return f"Remove what holds up {name}, or run without that node."
+    if late.phases[:1] == ("other",) and rank is not None and (line := busiest_line(rank)):
+        return f"Look at {line}, where {name} is most often while others wait."
     if "data_wait" in late.phases:
-        return f"Look at what rank {rank.rank} loads: longer samples, a slower disk, fewer workers."
-    return ""
+        return f"Look at what {name} loads: longer samples, a slower disk, fewer workers."
+    return f"Compare {name} with others: longer batches, a throttled device, other processes."
 
 
 _FAR_SECONDS = 0.005
