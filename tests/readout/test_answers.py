@@ -170,6 +170,8 @@ def test_memory_is_answered_with_yes_or_no() -> None:
         return memory_answer(run(rank(0, risks=(replace(risk, **facts),))))  # type: ignore[arg-type]
 
     assert answer() == "no, 20.0 GiB of device memory left"
+    near = "not yet, but only 5.0 GiB of 80.0 GiB of device memory left"
+    assert answer(used_bytes=75 << 30) == near
     assert answer(ratio=0.95, used_bytes=79 << 30, cause=RiskCause.STATIC).startswith("at risk: ")
     for unknown in ({"used_bytes": -1}, {"capacity_bytes": -1}):
         assert answer(**unknown).startswith("n/a: ")

@@ -12,6 +12,7 @@ from statistics import median, median_low
 from typing import NamedTuple
 
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, exposed_is_known, rank_parts
 from zeromon.readout.charts import charts_of, limit_of
 from zeromon.readout.figures import LAST_STEPS, run_step_seconds
@@ -364,7 +365,14 @@ def memory_answer(run: RunSnapshot) -> str:
     if risk.capacity_bytes < 0 or risk.used_bytes < 0:
         return f"n/a: the limit of {risk.pool} memory is not known"
     free = human_bytes(max(0, risk.capacity_bytes - risk.used_bytes))
-    return f"no, {free} of {risk.pool} memory {'were ' if run.ended else ''}left"
+    if risk.used_bytes > SAFE_LEVEL * risk.capacity_bytes:
+        limit = human_bytes(risk.capacity_bytes)
+        return f"not yet, but only {free} of {limit} of {risk.pool} memory {_left(run)}"
+    return f"no, {free} of {risk.pool} memory {_left(run)}"
+
+
+def _left(run: RunSnapshot) -> str:
+    return "were left" if run.ended else "left"
 
 
 # ---- where all the time went ----------------------------------------------------------------------

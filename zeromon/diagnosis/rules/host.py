@@ -154,7 +154,8 @@ def cpu_starved(run: RunSnapshot) -> Iterable[Match]:
         f"{_cpu_users_text(run) or shared}{note if remedy is None else ''}; "
         "other findings exclude this wait"
     )
-    yield Match(evidence, rank.rank, remedy, CPU_WAIT.severity_of_cost(_cpu_wait(rank)))
+    action = "Stop what else uses the CPUs, or give the ranks more of them (--cpus-per-task)."
+    yield Match(evidence, rank.rank, remedy, CPU_WAIT.severity_of_cost(_cpu_wait(rank)), action=action)
 
 
 def _cpu_wait(rank: RankSnapshot) -> float:
