@@ -848,10 +848,10 @@ async def test_shares_and_windows(make: Make) -> None:
     source = FixedSource(snapshot(8))
     app = make(source)
     async with running(app) as pilot:
-        assert "mean, last 20 steps" in screen_text(app)
+        assert "for? mean of the last 20 steps" in screen_text(app)
         await pilot.press("percent_sign")
         await pilot.pause()
-        assert "shares of a step, last 20 steps" in screen_text(app)
+        assert "shares of a step, mean of the last 20 steps" in screen_text(app)
         await pilot.press("w")
         await says(pilot, "60 steps")
         await until(pilot, lambda: "step 101" in screen_text(app))
