@@ -257,13 +257,17 @@ _VISIBLE = 0.002
 
 
 def window_text(run: RunSnapshot) -> str:
-    """``mean of the last 20 steps``, ``mean of the last 60 s`` from a Prometheus; "" before any step."""
+    """``mean of the last 20 steps``, ``mean of the last 60 s`` from a Prometheus; "" before any step.
+
+    ``..., before it stalled`` where no step has ended since.
+    """
     if run.origin:
         return f"mean of the last {human_seconds(max(10.0, 4 * run.every_seconds))}"
     steps = max((rank.steps.watched_steps for rank in run.ranks), default=0)
     if steps < WINDOW:
         return f"mean of the last {steps} step{'s' * (steps != 1)}" if steps else ""
-    return f"mean of the {LAST_STEPS}"
+    is_stalled = any(finding.rule in STALLS for finding in run.findings)
+    return f"mean of the {LAST_STEPS}{', before it stalled' * is_stalled}"
 
 
 def pace_facts(run: RunSnapshot) -> list[tuple[str, str]]:
@@ -276,8 +280,6 @@ def pace_facts(run: RunSnapshot) -> list[tuple[str, str]]:
         return []
     pause = pause_seconds(run)
     note = "a step" if pause is None else f"a step; {pause_text(pause)}"
-    if run.ended and any(hang.seconds for hang in run.hangs):
-        note = "a step, before it hung"
     late_since = max((s.since_step for s in run.stragglers), default=0)
     earlier_seconds = [
         s.seconds for rank in run.ranks for s in rank.steps.recent if 3 < s.step < late_since
