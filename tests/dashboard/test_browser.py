@@ -36,7 +36,7 @@ EVIL = "<img src=x onerror=alert(1)>"
 PACED = """
 import itertools, runpy, sys, time
 from torch.optim.optimizer import register_optimizer_step_post_hook
-pauses = itertools.chain(itertools.repeat(0.05, 100), itertools.repeat(0.4))
+pauses = itertools.chain(itertools.repeat(0.05, 100), itertools.repeat(1.0))
 register_optimizer_step_post_hook(lambda *_: time.sleep(next(pauses)))
 sys.argv.pop(0)
 runpy.run_path(sys.argv[0], run_name="__main__")
