@@ -13,7 +13,7 @@ from peak_plans import PEAK_ERROR, STEP_ERROR, read_measured, read_planned
 from support import FORKED, ROOT, Node
 
 SIZES = (
-    "--hidden", "128", "--layers", "4", "--heads", "4", "--vocabulary", "512", "--length", "128",
+    "--hidden", "256", "--layers", "4", "--heads", "4", "--vocabulary", "1024", "--length", "256",
     "--batch", "2", "--bucket", "1000000", "--steps", "3",
 )  # fmt: skip
 """3.7 million parameters; the peak is at the loss."""
