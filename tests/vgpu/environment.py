@@ -17,15 +17,18 @@ import sysconfig
 import venv
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests"))
 
-from zeromon_vgpu.build import build_libraries  # noqa: E402
+from zeromon.cli.virtual_machine import build_cached_libraries  # noqa: E402
 
 HOME = Path(os.environ.get("VGPU_HOME", ROOT / "build" / "vgpu"))
 """Where the environments are."""
+CACHE = HOME / "cache"
+"""The cache of the tests' `zeromon preflight`, which finds the libraries of its environment there."""
 DEFAULT, NEWEST = "2.13.0", "2.15.0"
 CUDA_12 = "2.9.1"
 """A version whose wheel on PyPI is built with CUDA 12."""
@@ -63,8 +66,9 @@ class Environment:
 
     @property
     def libraries(self) -> Path:
-        """The stand-ins that were built for its wheel."""
-        return self.folder / "vgpu"
+        """The stand-ins that were built for its wheel, as `zeromon preflight` builds them."""
+        name = re.sub(r"\W+", "-", str(self.site / "torch")).strip("-")
+        return CACHE / "zeromon" / "vgpu" / name
 
     @property
     def has_triton(self) -> bool:
@@ -88,7 +92,9 @@ class Environment:
         if not (self.site / "torch" / "version.py").exists():
             self._install()
         self._add_project()
-        build_libraries(self.site / "torch", self.libraries)
+        with mock.patch.dict(os.environ, XDG_CACHE_HOME=str(CACHE)):
+            built = build_cached_libraries(self.site / "torch")
+        assert built == self.libraries, f"{built} is not {self.libraries}"
         return self
 
     def _install(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from published_figures import GIB, MODELS
 from support import ROOT, clean_environment
 
-from vgpu.environment import Environment
+from vgpu.environment import CACHE, Environment
 from zeromon.memory.speeds import DEVICES
 
 PROGRAMS = ROOT / "tests" / "vgpu" / "programs"
@@ -24,7 +24,7 @@ def variables(folder: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return clean_environment() | {
         "PYTHONPATH": str(ROOT), "ZEROMON_STORE": str(folder / "store"),
-        "XDG_CACHE_HOME": str(folder.parent / "cache"), "PATH": path,
+        "XDG_CACHE_HOME": str(CACHE), "PATH": path,
     }  # fmt: skip
 
 

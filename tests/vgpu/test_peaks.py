@@ -52,8 +52,9 @@ def test_the_peak_is_that_of_the_allocator(
     config = tmp_path / "config.json"
     # Workspaces of cuBLAS take 64 MiB on an H100, whatever the model
     run = cuda_run(
-        "peaks.py", strategy, *arguments, "--config", str(config), CUBLAS_WORKSPACE_CONFIG=":16:8"
-    )
+        "peaks.py", strategy, *arguments, "--config", str(config), forked=True,
+        PRELOAD="transformers", CUBLAS_WORKSPACE_CONFIG=":16:8",
+    )  # fmt: skip
     measured = read_measured(run.output)
     row, numel = read_planned(config, strategy, arguments, capsys)
     assert numel == measured["numel"]

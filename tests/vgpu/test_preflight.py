@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support import free_port
 
-from vgpu.environment import Environment
+from vgpu.environment import CACHE, Environment
 from zeromon.base.errors import LaunchError
 from zeromon.cli.measured_launch import find_failure
 from zeromon.cli.virtual_machine import machine_values, placed_launch, python_of, virtual_machine
@@ -51,7 +51,7 @@ class Answer:
 def preflight(virtual_cuda: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs ``zeromon preflight OPTIONS -- torchrun ... user.py ARGUMENTS``."""
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(CACHE))
 
     def run(
         *arguments: str, options: tuple[str, ...] = (), ranks: int = 2, program: Path = USER,
@@ -373,7 +373,7 @@ def test_fit_launches_on_virtual_devices(
     virtual_cuda: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(CACHE))
     launch = [
         str(virtual_cuda.python),
         "-m",
@@ -403,7 +403,7 @@ def test_fit_finds_the_cheapest_stage_on_the_fewest_devices(
 ) -> None:
     """Each launch has the verdict and the peak of a preflight of the same command."""
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(CACHE))
     script = [str(EXAMPLES / "train_gpt.py"), "--width", "512", "--layers", "12", "--length", "256"]
     script += ["--batch", "2", "--strategy", "{stage}"]
     torchrun = [str(virtual_cuda.python), "-m", "torch.distributed.run", "--nproc-per-node", "{devices}"]
@@ -438,7 +438,7 @@ def test_an_older_device_runs_what_it_has_kernels_for(
 ) -> None:
     """CUB sorts the tokens of an embedding by kernels of the device's own architecture."""
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(CACHE))
 
     def run(gpu: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "zeromon", "preflight", "--gpu", gpu, "--steps", "3", "--"]

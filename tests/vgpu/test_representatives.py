@@ -41,8 +41,9 @@ def collectives(run: CudaRun, rank: int) -> list[tuple[str, int, str, str, int]]
 def test_sums_count_ranks_that_are_absent(cuda_run: CudaRunner, bound: str) -> None:
     """Groups by name and, of a bound device, groups that are split off; 8 nodes of 8 ranks."""
     run = cuda_run(
-        "representatives.py", ranks=64, nodes=8, arithmetic=True, VGPU_RANKS="0,1,8,63", BOUND=bound
-    )
+        "representatives.py", ranks=64, nodes=8, forked=True, arithmetic=True, VGPU_RANKS="0,1,8,63",
+        BOUND=bound,
+    )  # fmt: skip
     stand_ins = [0, *[1] * 7, *[8] * 55, 63]
     for rank in (0, 1, 8, 63):
         found = facts(run, rank)

@@ -80,7 +80,7 @@ def test_lightning(
 @pytest.mark.short
 def test_a_loop_with_guards_and_counts(cuda_run: CudaRunner) -> None:
     """Convolutions by cuDNN; neither a NaN guard nor a division by a count ends the run."""
-    run = cuda_run("user_accelerate.py", changes=SMALL, watched=True)
+    run = cuda_run("user_accelerate.py", changes=SMALL, watched=True, forked=True)
     check_training(run, 4, "ddp", 90_000, 3 * FLOAT)
     assert run.output.count("['x', 'xx']") == 2
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
-from support import LAUNCH, ForkServer, Node, clean_environment  # noqa: E402
+from support import FORKED, LAUNCH, ForkServer, Node, clean_environment  # noqa: E402
 
 from vgpu.environment import Environment, Missing, find  # noqa: E402
 from vgpu.table import reason  # noqa: E402
@@ -270,7 +270,8 @@ class Virtual:
 def _server(environment: Environment) -> ForkServer:
     own = clean_environment() | environment.variables(Path(tempfile.gettempdir()))
     own.pop("VGPU_DIR")  # that of each run
-    return ForkServer(environment=own, python=str(environment.python))
+    own["DS_ACCELERATOR"] = "cuda"  # without a run, DeepSpeed finds no device
+    return ForkServer("deepspeed", environment=own, python=str(environment.python))
 
 
 def run_cell(place: Place, strategy: Strategy, bound: str, log: str, ranks: int) -> dict[str, Any]:
@@ -286,7 +287,9 @@ def run_cell(place: Place, strategy: Strategy, bound: str, log: str, ranks: int)
         variables = place.variables(folder)
         if strategy.arithmetic:
             variables["VGPU_ARITHMETIC"] = "1"
-        server = None if strategy.arithmetic else place.server()  # which begins with the process
+        server = None if strategy.arithmetic else place.server()
+        if strategy.arithmetic:  # which begins with the process: one that imports torch for its ranks
+            command[at - 1 : at] = FORKED[1:]
         result = node.run([*command, *words], timeout=600, server=server, **variables)
         if result.code:
             return {"failed": result.output[-3000:]}

@@ -145,7 +145,7 @@ def virtual_machine(
             f"this torch, for CUDA {cuda[1]}, has no kernels for {values['name']}",
             "Install the build of torch that this GPU will run: one for CUDA 12.",
         )
-    libraries = _build_libraries(torch)
+    libraries = build_cached_libraries(torch)
     root = paths.choose_ring_root().parent
     _remove_abandoned(root)
     folder, lock = paths.make_private_folder(root / f"zeromon-{name}"), None
@@ -324,7 +324,7 @@ _ENTERS_ENVIRONMENT = {"uv", "env", "nice", "numactl", "taskset", "conda", "poet
 _STARTS_ELSEWHERE = {"srun", "sbatch", "salloc", "qsub", "mpirun", "mpiexec", "pdsh", "ssh"}
 
 
-def _build_libraries(torch: Path) -> Path:
+def build_cached_libraries(torch: Path) -> Path:
     """Builds the libraries for *torch*, unless they are there, and returns their folder."""
     if shutil.which("g++") is None:
         raise LaunchError(
