@@ -14,10 +14,11 @@ from pathlib import Path
 from statistics import fmean, median
 
 from zeromon.base.errors import LaunchError, RunNotFound, SourceError
+from zeromon.fold.summarize import COMPILES
 from zeromon.memory.fit import DEVICE, HOST, Trial, loses_beyond_noise
 from zeromon.probes.host_memory import Footprint
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
-from zeromon.readout.verdict import hang_text
+from zeromon.readout.verdict import hang_text, judge_run
 from zeromon.ring import paths
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon.snapshot import RankSnapshot, RiskCause, RunSnapshot
@@ -25,11 +26,14 @@ from zeromon.snapshot.communication import HangKind
 from zeromon.snapshot.focus import DEVICE_OOM, death_cause
 from zeromon.snapshot.levels import OOM
 from zeromon.snapshot.noise import Estimate, median_of
+from zeromon.snapshot.rank import Halt
 from zeromon.snapshot.step import settled_steps
 from zeromon.sources.live import LiveSource, collector_address
 
 _LOOK_SECONDS = 0.01
 _ASK_SECONDS = 0.4
+_COMPILING = 4
+"""Times as long as it may, a launch lasts at most while a rank compiles."""
 _SAFE_SHARE = 0.004
 """Share of the memory; a launch with less left is stopped at once."""
 _LOOKS_AHEAD = 4
@@ -67,7 +71,10 @@ class Request:
 
 def lasting_hang(run: RunSnapshot) -> str:
     """The first hang that lasts, in words; by then the ranks have sent the lines where they stand."""
-    lasting = (hang for hang in run.hangs if hang.seconds > _HANG_SECONDS and not hang.pause)
+    # Such a rank may compute in C++, as a construction or an optimizer on the host does for minutes
+    opaque = {rank.rank for rank in run.ranks if rank.status.halted is Halt.UNRESPONSIVE}
+    hangs = (hang for hang in run.hangs if opaque.isdisjoint(hang.waiting + hang.missing))
+    lasting = (hang for hang in hangs if hang.seconds > _HANG_SECONDS and not hang.pause)
     return next((hang_text(run, hang) for hang in lasting if hang.kind not in _SLOW), "")
 
 
@@ -122,12 +129,16 @@ class _Watch:
 
     def follow(self) -> Trial:
         """Returns the trial once it is measured, stopped or ended."""
-        deadline, asked_at = time.monotonic() + self.request.most_seconds, 0.0
+        start = asked_at = time.monotonic()
+        deadline = start + self.request.most_seconds
         while self.child.poll() is None:
             if reason := self._look():
                 self.feet.kill(all_but=(self.child.pid,))
                 return self._measured_trial(reason)
             if time.monotonic() - asked_at >= _ASK_SECONDS:
+                # CPUAdam takes minutes, once, and an end in between would leave its lock
+                if self._compiles() and deadline < start + _COMPILING * self.request.most_seconds:
+                    deadline += time.monotonic() - asked_at
                 asked_at = time.monotonic()
                 self._ask()
                 if reason := self._forecast_reason() or self._stop_reason():
@@ -183,6 +194,10 @@ class _Watch:
             return 0
         return min(map(count, ranks))
 
+    def _compiles(self) -> bool:
+        ranks = self._run.ranks if self._run is not None else ()
+        return any(rank.status.pause == COMPILES for rank in ranks)
+
     def _forecast_reason(self) -> str:
         """Why the live forecast says that the run will die; "" where it says nothing of the kind."""
         if self._run is None:
@@ -199,9 +214,14 @@ class _Watch:
     def _timed_out(self) -> Trial:
         if self._steps(_ended_steps) > 1:
             return self._measured_trial("")
+        cause = ""
+        if (run := self._run) is not None:
+            # A call that lasts since before the first step is no finding, but here the reason
+            hang = next((hang for hang in run.hangs if hang.seconds), None)
+            cause = f": {judge_run(run).cause if hang is None else hang_text(run, hang)}"
         raise LaunchError(
-            f"no two steps in {self.request.most_seconds:.0f} seconds",
-            f"--seconds allows more; the output is in {self.request.log}.",
+            f"no two steps in {self.request.most_seconds:.0f} seconds (--seconds allows more){cause}",
+            f"The output is in {self.request.log}.",
         )
 
     def _ended(self) -> Trial:

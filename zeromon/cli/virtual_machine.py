@@ -238,7 +238,11 @@ def placed_launch(
     counts = map(launch.options.get, ("nnodes", "num_nodes", "num_machines"))
     node_count = next(filter(None, counts), 1)
     is_small = nodes is None and node_count == 1 and (launch.ranks or 1) <= processes
-    if is_small and "hostfile" not in launch.options:  # to whose hosts DeepSpeed would connect
+    # To whose hosts DeepSpeed would connect
+    has_hosts = launch.launcher == "deepspeed" and (
+        "hostfile" in launch.options or _DEFAULT_HOSTFILE.is_file()
+    )
+    if is_small and not has_hosts:
         return Launch(list(command), environment)
     if launch.ranks is None or not isinstance(node_count, int):
         raise LaunchError(
@@ -253,6 +257,10 @@ def placed_launch(
     if len(ranks) < world:
         variables["VGPU_RANKS"] = ",".join(map(str, ranks))
     return Launch(on_one_machine(command, len(ranks)), variables, ranks if len(ranks) < world else ())
+
+
+_DEFAULT_HOSTFILE = Path("/job/hostfile")
+"""``DLTS_HOSTFILE`` in deepspeed/launcher/runner.py."""
 
 
 def _accelerate_settings(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -328,7 +336,8 @@ def _build_libraries(torch: Path) -> Path:
     """Builds the libraries for *torch*, unless they are there, and returns their folder."""
     if shutil.which("g++") is None:
         raise LaunchError(
-            "no g++, with which the virtual device is built", "apt-get install g++ binutils"
+            "no g++, with which the virtual device is built",
+            "apt-get install g++ binutils; without root: conda install -c conda-forge gxx binutils",
         )
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zeromon" / "vgpu"
     folder = cache / re.sub(r"\W+", "-", str(torch)).strip("-")

@@ -21,6 +21,7 @@ from zeromon.readout.death_report import deaths
 from zeromon.readout.figures import BYTES, SECONDS
 from zeromon.readout.report import by_role, finding_lines, memory_block
 from zeromon.readout.tables import Column, Columns, text_table
+from zeromon.readout.text import strategy_text
 from zeromon.readout.throughput import mfu_of_run, tokens_per_step
 from zeromon.readout.verdict import judge_run
 from zeromon.ring.codes import Phase
@@ -229,9 +230,12 @@ def _other_bytes(rank: RankSnapshot) -> int:
     return max((step.other_bytes for step in rank.steps.recent), default=-1)
 
 
-def _used_bytes(rank: RankSnapshot) -> int:
+def _used_bytes(rank: RankSnapshot) -> tuple[int, int]:
+    """The fullest device first; of equally full ones, that of the higher peak."""
     device = rank.memory.device
-    return max(device.peak_bytes, device.reserved_bytes) if device is not None else -1
+    if device is None:
+        return -1, -1
+    return max(device.peak_bytes, device.reserved_bytes), device.peak_bytes
 
 
 def preflight_text(run: RunSnapshot, result: Preflight) -> str:
@@ -240,11 +244,11 @@ def preflight_text(run: RunSnapshot, result: Preflight) -> str:
     head = [
         f"Preflight of {' '.join(run.command)}",
         f"  {_MODELLED.format(device=result.device)}",
-        f"  ranks     {_ranks_sentence(result)}, {first_rank.strategy}",
+        f"  ranks     {_ranks_sentence(result)}, {strategy_text(first_rank)}",
         f"  memory    {_memory_sentence(result)}",
         f"  step      {_step_sentence(result)}",
     ]
-    if result.host_bytes is None or result.host_bytes:
+    if result.steps and result.host_bytes != 0:
         head.insert(-1, f"  host      {_host_sentence(result)}")
     if result.growth_bytes:
         head.append(f"  leak      {_growth_sentence(result)}")
