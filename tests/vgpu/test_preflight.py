@@ -306,12 +306,12 @@ def test_devices_are_numbered_as_cuda_numbers_them(
         "print(torch.cuda.device_count(), torch.cuda.get_device_properties(0).pci_bus_id - 16,"
         " (torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]) >> 30, flush=True); input()"
     )
-    printed, running = [], []
+    variables, printed, running = {**os.environ, **virtual_cuda.variables(tmp_path)}, [], []
     for visible in ("2", "0", "6,1,99,3"):
         running.append(
             subprocess.Popen(
                 [virtual_cuda.python, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                text=True, env={**os.environ, **virtual_cuda.variables(tmp_path), "CUDA_VISIBLE_DEVICES": visible},
+                text=True, env={**variables, "CUDA_VISIBLE_DEVICES": visible},
             )
         )  # fmt: skip
         assert running[-1].stdout is not None
@@ -532,7 +532,8 @@ def test_a_build_for_cpus_is_refused(tmp_path: Path) -> None:
          "torchrun --standalone --nproc-per-node=4 t.py --nnodes 9", "2 4 0 1 2 3"),
         ("accelerate launch --num_processes 4 --use_fsdp --num_machines 2 t.py", None,
          "accelerate launch --num_machines=1 --num_processes=4 --use_fsdp t.py", "2 4 0 1 2 3"),
-        ("deepspeed --num_gpus 1 --hostfile hosts t.py", 2, "deepspeed --hostfile= --num_gpus=2 t.py", "1 2 0 1"),
+        ("deepspeed --num_gpus 1 --hostfile hosts t.py", 2,
+         "deepspeed --hostfile= --num_gpus=2 t.py", "1 2 0 1"),
     ],
 )  # fmt: skip
 def test_the_ranks_of_all_nodes_start_here(

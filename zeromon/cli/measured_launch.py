@@ -39,6 +39,7 @@ _SAFE_SHARE = 0.004
 _LOOKS_AHEAD = 4
 """It is stopped, too, where it would have less within so many looks at the pace of the last, unless the
 line of earlier launches says that it ends sooner."""
+_SILENT = "no rank reported. A command that sets PYTHONPATH must keep what is there: DIR:$PYTHONPATH"
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _SET_PARENT_DEATH_SIGNAL = 1
 _ERROR = 1.02
@@ -241,7 +242,8 @@ class _Watch:
         steps = self._steps(lambda rank: rank.steps.watched_steps)
         if self.child.returncode == 0 and steps > 1:
             return self._measured_trial("")
-        cause = find_failure(self.request.log.read_text(errors="replace"))
+        is_silent = self.child.returncode == 0 and not ranks
+        cause = _SILENT if is_silent else find_failure(self.request.log.read_text(errors="replace"))
         raise LaunchError(
             f"the command ended with code {self.child.returncode} after {steps} steps"
             + (f": {cause[:300]}" if cause else ""),
