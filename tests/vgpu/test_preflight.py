@@ -256,7 +256,7 @@ def test_a_deadlock_is_named_with_its_line(preflight: Any) -> None:
         ("skip", 2, ["rank 0 called all_gather", "rank 1 called all_reduce", "wrong.py:3"]),
         ("uneven", 3, ["rank 1 waits, rank 0 has left after step 3 (exit code 0)"]),
         ("logarithm", 0, ["ValueError at wrong.py:", "math domain error", "--arithmetic"]),
-        ("sleep", 0, ["no two steps in 25 seconds (--seconds allows more)", "rank 0", "at wrong.py:"]),
+        ("sleep", 0, ["no two steps in 25 seconds (--seconds allows more)", "rank 1 is", "wrong.py:35"]),
     ],
 )
 def test_a_mistake_is_named_before_a_gpu_hour(

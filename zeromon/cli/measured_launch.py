@@ -31,9 +31,9 @@ from zeromon.snapshot.step import settled_steps
 from zeromon.sources.live import LiveSource, collector_address
 
 _LOOK_SECONDS = 0.01
-_ASK_SECONDS = 0.4
-_COMPILING = 4
-"""Times as long as it may, a launch lasts at most while a rank compiles."""
+_ASK_SECONDS, _LASTING_SECONDS = 0.4, 3.0
+_TIMES_COMPILING = 4
+"""So many times its seconds a launch lasts at most, where a rank compiles."""
 _SAFE_SHARE = 0.004
 """Share of the memory; a launch with less left is stopped at once."""
 _LOOKS_AHEAD = 4
@@ -76,12 +76,15 @@ def lasting_hang(run: RunSnapshot) -> str:
     opaque = {rank.rank for rank in run.ranks if rank.status.halted is Halt.UNRESPONSIVE}
     hangs = (hang for hang in run.hangs if opaque.isdisjoint(hang.waiting + hang.missing))
     lasting = (hang for hang in hangs if hang.seconds > _HANG_SECONDS and not hang.pause)
-    return next((hang_text(run, hang) for hang in lasting if hang.kind not in _SLOW), "")
+    # Before the first step, a rank that is back from such a call is many calls behind, and catches up
+    slow = _SLOW if any(rank.steps.watched_steps for rank in run.ranks) else _SLOW_START
+    return next((hang_text(run, hang) for hang in lasting if hang.kind not in slow), "")
 
 
 _HANG_SECONDS = 15.0
 _SLOW = (HangKind.ALL_INSIDE, HangKind.UNSEEN_MEMBERS)
 """All ranks that report wait in one collective: its device or link is slow, or modelled as such."""
+_SLOW_START = (*_SLOW, HangKind.MISMATCHED_NUMBERS)
 
 
 def run_launch(request: Request, tell: Callable[[str], None]) -> Trial:
@@ -127,18 +130,20 @@ class _Watch:
         self._peak = 0
         self._kills = -1
         self._headroom = -1
+        self._reason_from = time.monotonic()
 
     def follow(self) -> Trial:
         """Returns the trial once it is measured, stopped or ended."""
-        start = asked_at = time.monotonic()
-        deadline = start + self.request.most_seconds
+        asked_at = time.monotonic()
+        deadline, latest_end = (asked_at + n * self.request.most_seconds for n in (1, _TIMES_COMPILING))
         while self.child.poll() is None:
             if reason := self._look():
                 self.feet.kill(all_but=(self.child.pid,))
                 return self._measured_trial(reason)
             if time.monotonic() - asked_at >= _ASK_SECONDS:
                 # CPUAdam takes minutes, once, and an end in between would leave its lock
-                if self._compiles() and deadline < start + _COMPILING * self.request.most_seconds:
+                pauses = [rank.status.pause for rank in self._run.ranks] if self._run else []
+                if COMPILES in pauses and deadline < latest_end:
                     deadline += time.monotonic() - asked_at
                 asked_at = time.monotonic()
                 self._ask()
@@ -195,10 +200,6 @@ class _Watch:
             return 0
         return min(map(count, ranks))
 
-    def _compiles(self) -> bool:
-        ranks = self._run.ranks if self._run is not None else ()
-        return any(rank.status.pause == COMPILES for rank in ranks)
-
     def _forecast_reason(self) -> str:
         """Why the live forecast says that the run will die; "" where it says nothing of the kind."""
         if self._run is None:
@@ -210,7 +211,10 @@ class _Watch:
         return f"the forecast: {alarms[0].pool} memory runs out ({alarms[0].cause})" if alarms else ""
 
     def _stop_reason(self) -> str:
-        return self.request.stop_reason(self._run) if self._run is not None else ""
+        reason, time_now = self.request.stop_reason(self._run) if self._run else "", time.monotonic()
+        self._reason_from = self._reason_from if reason else time_now
+        # The record of a rank that has just come back is as far behind as the rank was silent
+        return reason if time_now - self._reason_from > _LASTING_SECONDS else ""
 
     def _timed_out(self) -> Trial:
         if self._steps(_ended_steps) > 1:

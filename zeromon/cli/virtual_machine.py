@@ -238,11 +238,9 @@ def placed_launch(
     counts = map(launch.options.get, ("nnodes", "num_nodes", "num_machines"))
     node_count = next(filter(None, counts), 1)
     is_small = nodes is None and node_count == 1 and (launch.ranks or 1) <= processes
-    # To whose hosts DeepSpeed would connect
-    has_hosts = launch.launcher == "deepspeed" and (
-        "hostfile" in launch.options or _DEFAULT_HOSTFILE.is_file()
-    )
-    if is_small and not has_hosts:
+    # DeepSpeed would connect to the hosts of either file
+    has_default = launch.launcher == "deepspeed" and _DEFAULT_HOSTFILE.is_file()
+    if is_small and not has_default and "hostfile" not in launch.options:
         return Launch(list(command), environment)
     if launch.ranks is None or not isinstance(node_count, int):
         raise LaunchError(

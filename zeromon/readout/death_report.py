@@ -41,8 +41,9 @@ def deaths(run: RunSnapshot) -> str:
             details.append(f"    most of it: {items}")
         details += [f"    {detail}" for detail in (*_out_of_memory(rank), *_ladder_lines(run, rank))]
         # Ranks of one model mostly run out alike: eight times the same page hides what differs
-        same = first_with.setdefault(re.sub(r"GPU \d+ ", "", "\n".join(details)), rank.rank)
-        rows += details if same == rank.rank or not details else [f"    like rank {same}"]
+        explained_rank = first_with.setdefault(re.sub(r"GPU \d+ ", "", "\n".join(details)), rank.rank)
+        is_repeated = details and explained_rank != rank.rank
+        rows += [f"    like rank {explained_rank}"] if is_repeated else details
         rows += _memory_before_death(rank)
     return "Deaths\n" + "\n".join(rows) if rows else ""
 

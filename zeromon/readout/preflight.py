@@ -21,7 +21,6 @@ from zeromon.readout.death_report import deaths
 from zeromon.readout.figures import BYTES, SECONDS
 from zeromon.readout.report import by_role, finding_lines, memory_block
 from zeromon.readout.tables import Column, Columns, text_table
-from zeromon.readout.text import strategy_text
 from zeromon.readout.throughput import mfu_of_run, tokens_per_step
 from zeromon.readout.verdict import judge_run
 from zeromon.ring.codes import Phase
@@ -233,18 +232,17 @@ def _other_bytes(rank: RankSnapshot) -> int:
 def _used_bytes(rank: RankSnapshot) -> tuple[int, int]:
     """The fullest device first; of equally full ones, that of the higher peak."""
     device = rank.memory.device
-    if device is None:
-        return -1, -1
-    return max(device.peak_bytes, device.reserved_bytes), device.peak_bytes
+    peak, reserved = (device.peak_bytes, device.reserved_bytes) if device is not None else (-1, -1)
+    return max(peak, reserved), peak
 
 
 def preflight_text(run: RunSnapshot, result: Preflight) -> str:
     """The answer first, then its proof; the whole run is in its report."""
-    first_rank = run.ranks[0]
+    strategy = run.ranks[0].strategy
     head = [
         f"Preflight of {' '.join(run.command)}",
         f"  {_MODELLED.format(device=result.device)}",
-        f"  ranks     {_ranks_sentence(result)}, {strategy_text(first_rank)}",
+        f"  ranks     {_ranks_sentence(result)}, {'strategy ' * (strategy == 'unknown')}{strategy}",
         f"  memory    {_memory_sentence(result)}",
         f"  step      {_step_sentence(result)}",
     ]

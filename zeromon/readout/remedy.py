@@ -75,8 +75,7 @@ def ladder_lines(rungs: Iterable[Rung]) -> tuple[str, ...]:
 def _rung_text(number: int, rung: Rung) -> str:
     frees = human_bytes(rung.frees_bytes)
     bound = "at most " if rung.at_most else ""
-    others = ", with those above" if number > 1 else ""
-    enough = f" <- enough{others}" if rung.enough else ""
+    enough = f" <- enough{', with those above' * (number > 1)}" if rung.enough else ""
     return f"{number}. {rung.change}: frees {bound}{frees}; cost: {rung.price}{enough}"
 
 

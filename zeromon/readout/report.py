@@ -62,7 +62,6 @@ from zeromon.readout.text import (
     memory_unknown,
     resolved_texts,
     run_state,
-    strategy_text,
 )
 from zeromon.readout.throughput import progress_text, throughput_text
 from zeromon.readout.verdict import SIGNS, judge_run
@@ -282,7 +281,7 @@ def _fact_lines(run: RunSnapshot, annotation: About) -> list[str]:
     if first_rank is not None:
         count = len(run.ranks) if run.fleet is None else run.fleet.ranks
         ranks = f"{count} of {first_rank.world_size} ranks on {run.node}"
-        rows.append(f"  ranks     {ranks}, {strategy_text(first_rank)}, {first_rank.device}")
+        rows.append(f"  ranks     {ranks}, {first_rank.strategy}, {first_rank.device}")
         if first_rank.on_virtual_device:
             is_modelled = any(not step.idle for step in first_rank.steps.recent)
             rows.append(_wrap_text(f"devices   modelled, {_MODELLED if is_modelled else _HOST_TIMES}"))

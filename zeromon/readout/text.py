@@ -14,7 +14,7 @@ from zeromon.fold.summarize import waits_for_batch
 from zeromon.readout.breakdown import PART_NAMES
 from zeromon.ring.codes import operation_by_name
 from zeromon.ring.model_metadata import INSTALLED
-from zeromon.ring.strategy import Dim, Framework, dim_by_name
+from zeromon.ring.strategy import Dim, dim_by_name
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.communication import InFlight, Straggler, bus_factor
 from zeromon.snapshot.focus import first_failed, has_left, is_ending, roles_of
@@ -225,11 +225,6 @@ def doing(rank: RankSnapshot) -> str:
             phrases.append("waiting for a batch of the DataLoader")
         phrases.append(f"at {script_line(rank.status.stack)}")
     return ", ".join(phrases)
-
-
-def strategy_text(rank: RankSnapshot) -> str:
-    """``fsdp2``; ``strategy unknown`` while no framework has wrapped the model."""
-    return f"strategy {rank.strategy}" if rank.strategy == Framework.UNKNOWN else rank.strategy
 
 
 def unit_name(unit: str) -> str:
