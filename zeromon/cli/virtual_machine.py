@@ -344,4 +344,6 @@ def _build_libraries(torch: Path) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             return build_libraries(torch, folder)
         except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-            raise LaunchError(f"the virtual device cannot be built: {error}") from error
+            cause = "g++ failed" if isinstance(error, subprocess.CalledProcessError) else error
+            way_out = f"Is {cache} full? XDG_CACHE_HOME chooses another folder."
+            raise LaunchError(f"the virtual device cannot be built: {cause}", way_out) from error
