@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import rank, run
+from builders import changed, rank, run
 
 from zeromon.base.errors import LaunchError
 from zeromon.cli import main
@@ -21,6 +21,7 @@ from zeromon.cli.measured_launch import lasting_hang
 from zeromon.memory.fit import HOST, Trial
 from zeromon.snapshot import Hang
 from zeromon.snapshot.communication import HangKind
+from zeromon.snapshot.rank import Halt
 
 COMMAND = ("torchrun", "train.py", "--batch", "{micro_batch}")
 
@@ -289,3 +290,15 @@ def test_a_launch_ends_at_a_hang_but_not_at_a_slow_collective(kind: HangKind, is
     )  # fmt: skip
     assert bool(lasting_hang(replace(run(rank(0)), hangs=(hang,)))) is is_over
     assert not lasting_hang(replace(run(rank(0)), hangs=(replace(hang, seconds=14.0),)))
+
+
+@pytest.mark.parametrize("place", ["waiting", "missing"])
+@pytest.mark.parametrize(("halted", "is_over"), [(Halt.UNRESPONSIVE, False), (Halt.SUSPENDED, True)])
+def test_a_rank_that_may_compute_in_cpp_does_not_hang(place: str, halted: Halt, is_over: bool) -> None:
+    """A call that holds the GIL: the agent is silent, and whether the rank works is unknown."""
+    hang = Hang(
+        kind=HangKind.HALTED_MEMBER, op="broadcast", group="world", group_id="0", sequence=7, nbytes=4,
+        seconds=60.0, calls=(), dead=(), **{"waiting": (0,), "missing": (1,), place: (0, 1)},
+    )  # fmt: skip
+    ranks = (rank(0), changed(rank(1), alive=True, ended="", halted=halted))
+    assert bool(lasting_hang(replace(run(*ranks), hangs=(hang,)))) is is_over

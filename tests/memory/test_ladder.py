@@ -183,6 +183,12 @@ def test_a_finding_and_a_death_show_the_same_ladder() -> None:
     assert death.remedy is None, "a smaller model would only die later"
 
 
+def test_the_first_rung_that_is_enough_names_no_others() -> None:
+    rung = Rung(change="a -> b", frees_bytes=GIB, price="none", enough=True)
+    first, second = ladder_lines((rung, rung))
+    assert first.endswith("<- enough") and second.endswith("<- enough, with those above")
+
+
 def test_a_script_under_autocast_is_not_told_to_use_it() -> None:
     """Parameters of DDP are in fp32 with it and without; only the process says which."""
     facts = {

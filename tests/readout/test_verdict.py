@@ -138,7 +138,7 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
         _advised(_two({
             **_DEAD, "ended": "exception", "exception": "ValueError at t.py:32: bad sample 4711",
         }, ended=True)),
-        Health.DEAD, "rank 0: ValueError at t.py:32: bad sample 4711 after step 20",
+        Health.DEAD, "rank 0: ValueError at t.py:32: bad sample 4711 (after step 20",
     ),
     "killed on another node": (
         _two(_DEAD, findings=(

@@ -10,9 +10,10 @@ from evidence import row as traffic_row
 from zeromon.base.units import wrap_paragraph
 from zeromon.diagnosis.engine import advise
 from zeromon.readout.communication_report import by_operation
+from zeromon.readout.death_report import deaths
 from zeromon.readout.report import render_run
 from zeromon.readout.text import run_state
-from zeromon.snapshot import Finding, Severity
+from zeromon.snapshot import Finding, RankSnapshot, Severity
 from zeromon.snapshot.communication import CollectiveRow, InFlight
 from zeromon.snapshot.memory import OutOfMemory, RoleRow
 from zeromon.snapshot.rank import Setting
@@ -121,6 +122,24 @@ def test_a_failed_allocation_on_the_device_is_explained() -> None:
     assert "optimizer state 20.0 GiB" in text.split("most of it")[1].splitlines()[0]
     assert "reserved and not allocated at the last sample" in text
     assert "before  step" in text
+
+
+def test_ranks_that_run_out_alike_are_explained_once() -> None:
+    """The message names each rank's own GPU; another error, and other sizes, stand in full."""
+
+    def dead(number: int, free_bytes: int = GIB, text: str = "CUDA out of memory") -> RankSnapshot:
+        oom = OutOfMemory(
+            requested_bytes=3 * GIB, free_bytes=free_bytes, total_bytes=80 * GIB, largest_block_bytes=-1
+        )
+        return rank(
+            number, memory_device=device_memory(), out_of_memory=oom, alive=False, failed=True,
+            ended="exception", exception=f"OutOfMemoryError: {text}. GPU {number} has 80 GiB",
+        )  # fmt: skip
+
+    text = deaths(run(dead(0), dead(1), dead(2, free_bytes=0), dead(3, text="no")))
+    assert text.count("asked for 3.0 GiB") == 3 and text.count("    like rank 0") == 1
+    assert "GPU 0 has" in text and "GPU 1 has" not in text
+    assert "most of it" not in text, "no role is known: nothing says what fills the memory"
 
 
 def test_a_long_run_is_told_over_time() -> None:

@@ -37,7 +37,7 @@ def test_the_example_learns_and_is_watched(shared_node: Node, strategy: str) -> 
         assert rank.steps.watched_steps == STEPS
         # a rank without process groups is watched from its first optimizer step on
         assert [s.micro_steps for s in rank.steps.recent][1:] == [accumulate] * (STEPS - 1)
-        assert rank.strategy == ("unknown" if strategy == "none" else strategy)
+        assert rank.strategy == ("one process" if strategy == "none" else strategy)
         assert rank.agent.errors == 0
         assert rank.communication.in_flight == ()
         assert rank.communication.unattributed == {}

@@ -58,7 +58,7 @@ def test_an_exception_in_a_step_is_in_the_record(node: Node) -> None:
     assert first.status.exception == "RuntimeError at tiny.py:57: injected in a step"
     report = render_run(result.snapshot)
     assert "rank 0: exception; last seen in step 3" in report
-    cause = "rank 0: RuntimeError at tiny.py:57: injected in a step after step 2"
+    cause = "rank 0: RuntimeError at tiny.py:57: injected in a step (after step 2"
     assert cause in report.splitlines()[1]
 
 

@@ -18,6 +18,7 @@ from support import free_port
 
 from vgpu.environment import CACHE, Environment
 from zeromon.base.errors import LaunchError
+from zeromon.cli import virtual_machine as virtual_machine_module
 from zeromon.cli.measured_launch import find_failure
 from zeromon.cli.virtual_machine import machine_values, placed_launch, python_of, virtual_machine
 from zeromon.readout.figures import STEP
@@ -180,9 +181,13 @@ def test_offloaded_states_are_counted_for_a_node(preflight: Any) -> None:
     assert 0.4 * states < found["pinned_bytes"]
 
 
-def test_mfu_is_that_of_the_formula(preflight: Any) -> None:
-    """6 N D / (t peak), and the attention: of a Llama of which N counts the matrices that multiply."""
-    found = preflight("zero2", program=USER.with_name("user_trainer.py")).preflight
+@pytest.mark.parametrize("mode", ["zero2", "ddp"])
+def test_mfu_is_that_of_the_formula(preflight: Any, mode: str) -> None:
+    """6 N D / (t peak), and the attention: of a Llama of which N counts the matrices that multiply.
+
+    With DDP, accelerate opens autocast within the model: the peak is that of 16 bits all the same.
+    """
+    found = preflight(mode, program=USER.with_name("user_trainer.py")).preflight
     layer = 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 1024
     tokens, attention = 2 * 2 * 2 * 128, 12 * 4 * 256 * 128
     flops = tokens * (6 * (4 * layer + 32000 * 256) + attention)
@@ -250,16 +255,70 @@ def test_a_deadlock_is_named_with_its_line(preflight: Any) -> None:
         ("mesh", 0, ["RuntimeError at wrong.py:31: ", "world size 2, but found 4 ranks"]),
         ("skip", 2, ["rank 0 called all_gather", "rank 1 called all_reduce", "wrong.py:3"]),
         ("uneven", 3, ["rank 0 has left after step 3 (exit code 0); rank 1 waits"]),
-        ("logarithm", 0, ["ValueError at wrong.py:43: math domain error", "--arithmetic"]),
+        ("logarithm", 0, ["ValueError at wrong.py:", "math domain error", "--arithmetic"]),
+        ("sleep", 0, ["no two steps in 25 seconds (--seconds allows more)", "rank 1 is", "wrong.py:35"]),
     ],
 )
 def test_a_mistake_is_named_before_a_gpu_hour(
     preflight: Any, fault: str, steps: int, names: list[str]
 ) -> None:
-    answer = preflight(fault, program=WRONG)
+    limit = ("--seconds", "25") if fault == "sleep" else ()
+    answer = preflight(fault, program=WRONG, options=limit)
     outcome = answer.preflight["outcome"]
     assert answer.code == 1 and answer.preflight["steps"] >= steps, outcome
     assert [name for name in names if name not in outcome] == [], outcome
+
+
+def test_a_long_construction_is_no_hang(preflight: Any) -> None:
+    """Rank 1 computes in C++ with the GIL for 22 s, while rank 0 waits in its next broadcast."""
+    answer = preflight("construct", program=WRONG)
+    assert (answer.code, answer.preflight["outcome"]) == (0, ""), answer.preflight["outcome"]
+
+
+def test_a_kernel_of_triton_runs(virtual_cuda: Environment, preflight: Any) -> None:
+    """As those of torch.compile and Liger do."""
+    if not virtual_cuda.has_triton:
+        pytest.skip("no Triton for the virtual device: make vgpu")
+    answer = preflight("triton", program=WRONG)
+    assert (answer.code, answer.preflight["outcome"]) == (0, ""), answer.preflight["outcome"]
+
+
+def test_a_plain_python_takes_the_devices_that_it_may_see(
+    virtual_cuda: Environment, preflight: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a limit it runs DataParallel on all, which the answer says, with the way out."""
+    launch = (str(virtual_cuda.python), str(PROGRAMS / "user_parallel.py"))
+    refused = preflight(launch=launch).preflight
+    assert refused["outcome"].endswith("use CUDA_VISIBLE_DEVICES=0, or torchrun"), refused
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    answer = preflight(launch=launch)
+    assert (answer.code, answer.preflight["fits"], answer.preflight["world_size"]) == (0, True, 1)
+    assert {rank["strategy"] for rank in answer.run["ranks"]} == {"one process"}
+
+
+def test_devices_are_numbered_as_cuda_numbers_them(
+    virtual_cuda: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes that see one device each use the memory of two; a list ends at an unknown one."""
+    write_machine(tmp_path, "h100")
+    code = (
+        "import torch; torch.empty(1 << 30, device='cuda', dtype=torch.uint8);"
+        "print(torch.cuda.device_count(), torch.cuda.get_device_properties(0).pci_bus_id - 16,"
+        " (torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]) >> 30, flush=True); input()"
+    )
+    variables, printed, running = {**os.environ, **virtual_cuda.variables(tmp_path)}, [], []
+    for visible in ("2", "0", "6,1,99,3"):
+        running.append(
+            subprocess.Popen(
+                [virtual_cuda.python, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                text=True, env={**variables, "CUDA_VISIBLE_DEVICES": visible},
+            )
+        )  # fmt: skip
+        assert running[-1].stdout is not None
+        printed.append(running[-1].stdout.readline().split())
+    for process in running:
+        process.communicate("\n", timeout=60)
+    assert printed == [["1", "2", "1"], ["1", "0", "1"], ["2", "6", "1"]]
 
 
 def test_arithmetic_gives_real_losses(preflight: Any) -> None:
@@ -300,7 +359,7 @@ num_processes: 4
         ("env OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 {user}", 2, "fsdp2"),
         ("accelerate launch --config_file {folder}/accelerate.yaml {examples}/train_gpt_accelerate.py",
          4, "fsdp2"),
-        ("deepspeed --num_gpus 2 --master_port {port} {examples}/train_gpt_deepspeed.py "
+        ("deepspeed --num_gpus 2 --hostfile hosts {examples}/train_gpt_deepspeed.py "
          "--config {examples}/deepspeed/zero2.json", 2, "deepspeed-zero2"),
         ("python {spawn} {port}", 2, "ddp"),
     ],
@@ -337,9 +396,14 @@ def test_the_python_of_a_command(launchers: Path) -> None:
 
 
 @pytest.mark.short
-def test_hosts_of_deepspeed_are_not_asked() -> None:
+def test_hosts_of_deepspeed_are_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those of the command nor those of the file that it reads by default."""
     with pytest.raises(LaunchError, match="how many processes"):
         placed_launch("deepspeed --hostfile hosts train.py".split(), None, 16, {})
+    (tmp_path / "hostfile").write_text("node-a slots=8\nnode-b slots=8\n")
+    monkeypatch.setattr(virtual_machine_module, "_DEFAULT_HOSTFILE", tmp_path / "hostfile")
+    launch = placed_launch("deepspeed --num_gpus 2 train.py".split(), None, 16, {})
+    assert launch.command == "deepspeed --hostfile= --num_gpus=2 train.py".split()
 
 
 @pytest.mark.short
@@ -468,7 +532,8 @@ def test_a_build_for_cpus_is_refused(tmp_path: Path) -> None:
          "torchrun --standalone --nproc-per-node=4 t.py --nnodes 9", "2 4 0 1 2 3"),
         ("accelerate launch --num_processes 4 --use_fsdp --num_machines 2 t.py", None,
          "accelerate launch --num_machines=1 --num_processes=4 --use_fsdp t.py", "2 4 0 1 2 3"),
-        ("deepspeed --num_gpus 1 --hostfile hosts t.py", 2, "deepspeed --num_gpus=2 t.py", "1 2 0 1"),
+        ("deepspeed --num_gpus 1 --hostfile hosts t.py", 2,
+         "deepspeed --hostfile= --num_gpus=2 t.py", "1 2 0 1"),
     ],
 )  # fmt: skip
 def test_the_ranks_of_all_nodes_start_here(

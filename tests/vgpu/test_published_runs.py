@@ -15,8 +15,6 @@ from vgpu.test_user_programs import need
 pytestmark = pytest.mark.vgpu
 
 PAGE_ERROR, PEAK_ERROR = 0.01, 0.03
-DIFFERENT = {"25.9 GiB", "42 GiB"}
-"""Reported peaks that the page says to be off by more than that."""
 SOME = ("torchtune 389", "stanford_alpaca 46")
 """Sources whose runs the ordinary set has; all others are long."""
 NEEDED = {"--lora-rank": "peft", "--fused-loss": "liger_kernel"}
@@ -55,5 +53,5 @@ def test_a_preflight_says_what_others_have_measured(
         assert shown is not None
         assert peak == pytest.approx(float(shown[1]), rel=PAGE_ERROR, abs=0.1)
         measured = re.search(r"([\d.]+) GiB", row.reported)
-        if measured is not None and row.reported not in DIFFERENT and "OOM" not in row.reported:
+        if measured is not None:
             assert peak == pytest.approx(float(measured[1]), rel=PEAK_ERROR)

@@ -239,7 +239,7 @@ _OF_PLACES: Mapping[str, Sequence[str]] = NAMES["launchers"]["places"]
 _PROCESSES = {
     "accelerate": ("--num_machines=1", "--num_processes={}"),
     "torchrun": ("--standalone", "--nproc-per-node={}"),
-    "deepspeed": ("--num_gpus={}",),
+    "deepspeed": ("--hostfile=", "--num_gpus={}"),
 }
 
 

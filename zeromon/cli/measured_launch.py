@@ -14,10 +14,11 @@ from pathlib import Path
 from statistics import fmean, median
 
 from zeromon.base.errors import LaunchError, RunNotFound, SourceError
+from zeromon.fold.summarize import COMPILES
 from zeromon.memory.fit import DEVICE, HOST, Trial, loses_beyond_noise
 from zeromon.probes.host_memory import Footprint
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
-from zeromon.readout.verdict import hang_text
+from zeromon.readout.verdict import hang_text, judge_run
 from zeromon.ring import paths
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon.snapshot import RankSnapshot, RiskCause, RunSnapshot
@@ -25,16 +26,20 @@ from zeromon.snapshot.communication import HangKind
 from zeromon.snapshot.focus import DEVICE_OOM, death_cause
 from zeromon.snapshot.levels import OOM
 from zeromon.snapshot.noise import Estimate, median_of
+from zeromon.snapshot.rank import Halt
 from zeromon.snapshot.step import settled_steps
 from zeromon.sources.live import LiveSource, collector_address
 
 _LOOK_SECONDS = 0.01
-_ASK_SECONDS = 0.4
+_ASK_SECONDS, _LASTING_SECONDS = 0.4, 3.0
+_TIMES_COMPILING = 4
+"""So many times its seconds a launch lasts at most, where a rank compiles."""
 _SAFE_SHARE = 0.004
 """Share of the memory; a launch with less left is stopped at once."""
 _LOOKS_AHEAD = 4
 """It is stopped, too, where it would have less within so many looks at the pace of the last, unless the
 line of earlier launches says that it ends sooner."""
+_SILENT = "no rank reported. A command that sets PYTHONPATH must keep what is there: DIR:$PYTHONPATH"
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _SET_PARENT_DEATH_SIGNAL = 1
 _ERROR = 1.02
@@ -67,13 +72,19 @@ class Request:
 
 def lasting_hang(run: RunSnapshot) -> str:
     """The first hang that lasts, in words; by then the ranks have sent the lines where they stand."""
-    lasting = (hang for hang in run.hangs if hang.seconds > _HANG_SECONDS and not hang.pause)
-    return next((hang_text(run, hang) for hang in lasting if hang.kind not in _SLOW), "")
+    # Such a rank may compute in C++, as a construction or an optimizer on the host does for minutes
+    opaque = {rank.rank for rank in run.ranks if rank.status.halted is Halt.UNRESPONSIVE}
+    hangs = (hang for hang in run.hangs if opaque.isdisjoint(hang.waiting + hang.missing))
+    lasting = (hang for hang in hangs if hang.seconds > _HANG_SECONDS and not hang.pause)
+    # Before the first step, a rank that is back from such a call is many calls behind, and catches up
+    slow = _SLOW if any(rank.steps.watched_steps for rank in run.ranks) else _SLOW_START
+    return next((hang_text(run, hang) for hang in lasting if hang.kind not in slow), "")
 
 
 _HANG_SECONDS = 15.0
 _SLOW = (HangKind.ALL_INSIDE, HangKind.UNSEEN_MEMBERS)
 """All ranks that report wait in one collective: its device or link is slow, or modelled as such."""
+_SLOW_START = (*_SLOW, HangKind.MISMATCHED_NUMBERS)
 
 
 def run_launch(request: Request, tell: Callable[[str], None]) -> Trial:
@@ -119,15 +130,21 @@ class _Watch:
         self._peak = 0
         self._kills = -1
         self._headroom = -1
+        self._reason_from = time.monotonic()
 
     def follow(self) -> Trial:
         """Returns the trial once it is measured, stopped or ended."""
-        deadline, asked_at = time.monotonic() + self.request.most_seconds, 0.0
+        asked_at = time.monotonic()
+        deadline, latest_end = (asked_at + n * self.request.most_seconds for n in (1, _TIMES_COMPILING))
         while self.child.poll() is None:
             if reason := self._look():
                 self.feet.kill(all_but=(self.child.pid,))
                 return self._measured_trial(reason)
             if time.monotonic() - asked_at >= _ASK_SECONDS:
+                # CPUAdam takes minutes, once, and an end in between would leave its lock
+                pauses = [rank.status.pause for rank in self._run.ranks] if self._run else []
+                if COMPILES in pauses and deadline < latest_end:
+                    deadline += time.monotonic() - asked_at
                 asked_at = time.monotonic()
                 self._ask()
                 if reason := self._forecast_reason() or self._stop_reason():
@@ -194,14 +211,22 @@ class _Watch:
         return f"the forecast: {alarms[0].pool} memory runs out ({alarms[0].cause})" if alarms else ""
 
     def _stop_reason(self) -> str:
-        return self.request.stop_reason(self._run) if self._run is not None else ""
+        reason, time_now = self.request.stop_reason(self._run) if self._run else "", time.monotonic()
+        self._reason_from = self._reason_from if reason else time_now
+        # The record of a rank that has just come back is as far behind as the rank was silent
+        return reason if time_now - self._reason_from > _LASTING_SECONDS else ""
 
     def _timed_out(self) -> Trial:
         if self._steps(_ended_steps) > 1:
             return self._measured_trial("")
+        cause = ""
+        if (run := self._run) is not None:
+            # A call that lasts since before the first step is no finding, but here the reason
+            hang = next((hang for hang in run.hangs if hang.seconds), None)
+            cause = f": {judge_run(run).cause if hang is None else hang_text(run, hang)}"
         raise LaunchError(
-            f"no two steps in {self.request.most_seconds:.0f} seconds",
-            f"--seconds allows more; the output is in {self.request.log}.",
+            f"no two steps in {self.request.most_seconds:.0f} seconds (--seconds allows more){cause}",
+            f"The output is in {self.request.log}.",
         )
 
     def _ended(self) -> Trial:
@@ -221,7 +246,8 @@ class _Watch:
         steps = self._steps(lambda rank: rank.steps.watched_steps)
         if self.child.returncode == 0 and steps > 1:
             return self._measured_trial("")
-        cause = find_failure(self.request.log.read_text(errors="replace"))
+        is_silent = self.child.returncode == 0 and not ranks
+        cause = _SILENT if is_silent else find_failure(self.request.log.read_text(errors="replace"))
         raise LaunchError(
             f"the command ended with code {self.child.returncode} after {steps} steps"
             + (f": {cause[:300]}" if cause else ""),

@@ -49,6 +49,7 @@ from zeromon.storage.run_store import Store
 from zeromon.storage.snapshot_log import replace_record
 
 _STEPS, _SECONDS = 6, 300
+_DATA_PARALLEL_HINT = "; DataParallel cannot run here: use CUDA_VISIBLE_DEVICES=0, or torchrun"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,6 +132,8 @@ def _show_answer(
 ) -> int:
     run, outcome, error = launched.run, launched.outcome, launched.error
     if run is None or not run.ranks:
+        if "/data_parallel.py" in launched.output:
+            error += _DATA_PARALLEL_HINT
         without_ranks = Preflight(
             device=machine.device, world_size=0, representatives=(), fits=None, steps=0,
             outcome=outcome or error,

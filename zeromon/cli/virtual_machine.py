@@ -238,7 +238,9 @@ def placed_launch(
     counts = map(launch.options.get, ("nnodes", "num_nodes", "num_machines"))
     node_count = next(filter(None, counts), 1)
     is_small = nodes is None and node_count == 1 and (launch.ranks or 1) <= processes
-    if is_small and "hostfile" not in launch.options:  # to whose hosts DeepSpeed would connect
+    # DeepSpeed would connect to the hosts of either file
+    has_default = launch.launcher == "deepspeed" and _DEFAULT_HOSTFILE.is_file()
+    if is_small and not has_default and "hostfile" not in launch.options:
         return Launch(list(command), environment)
     if launch.ranks is None or not isinstance(node_count, int):
         raise LaunchError(
@@ -253,6 +255,10 @@ def placed_launch(
     if len(ranks) < world:
         variables["VGPU_RANKS"] = ",".join(map(str, ranks))
     return Launch(on_one_machine(command, len(ranks)), variables, ranks if len(ranks) < world else ())
+
+
+_DEFAULT_HOSTFILE = Path("/job/hostfile")
+"""``DLTS_HOSTFILE`` in deepspeed/launcher/runner.py."""
 
 
 def _accelerate_settings(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -328,7 +334,8 @@ def build_cached_libraries(torch: Path) -> Path:
     """Builds the libraries for *torch*, unless they are there, and returns their folder."""
     if shutil.which("g++") is None:
         raise LaunchError(
-            "no g++, with which the virtual device is built", "apt-get install g++ binutils"
+            "no g++, with which the virtual device is built",
+            "apt-get install g++ binutils; without root: conda install -c conda-forge gxx binutils",
         )
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zeromon" / "vgpu"
     folder = cache / re.sub(r"\W+", "-", str(torch)).strip("-")
@@ -337,4 +344,6 @@ def build_cached_libraries(torch: Path) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             return build_libraries(torch, folder)
         except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-            raise LaunchError(f"the virtual device cannot be built: {error}") from error
+            cause = "g++ failed" if isinstance(error, subprocess.CalledProcessError) else error
+            way_out = f"Is {cache} full? XDG_CACHE_HOME chooses another folder."
+            raise LaunchError(f"the virtual device cannot be built: {cause}", way_out) from error

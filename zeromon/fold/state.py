@@ -16,6 +16,7 @@ from zeromon.fold.saved_totals import EngineTotals, PathTotals
 from zeromon.ring import codes, events
 from zeromon.ring.strategy import (
     MODEL_PARALLEL,
+    ONE_PROCESS,
     DimensionMetadata,
     Strategy,
     dim_by_name,
@@ -577,7 +578,8 @@ class RankState:
 
     def strategy_label(self, fields: Strategy) -> str:
         """The label of strategy *fields*; the agent's own where this version does not know it."""
-        return fields.label if fields != Strategy() else str(self.meta.get("strategy", fields.label))
+        unwrapped = ONE_PROCESS if self.meta.get("world_size") == 1 else fields.label
+        return fields.label if fields != Strategy() else str(self.meta.get("strategy", unwrapped))
 
     @property
     def on_virtual_device(self) -> bool:

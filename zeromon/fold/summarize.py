@@ -578,11 +578,12 @@ def loader_totals_row(state: RankState) -> LoadingRow | None:
 _EVALUATES = "evaluates"
 STARTS = "has not ended its first step"
 IN_DEBUGGER = "is stopped in a debugger"
+COMPILES = "compiles"
 
 _EXPECTED = (
     (IN_DEBUGGER, ("/pdb.py:", "/bdb.py:", "/debugpy/", "/pydevd")),
     ("generates text", ("/transformers/generation/utils.py:", "/vllm/entrypoints/llm.py:")),
-    ("compiles", ("/torch/_dynamo/", "/torch/_inductor/", "/triton/compiler/", "/cpp_extension.py:")),
+    (COMPILES, ("/torch/_dynamo/", "/torch/_inductor/", "/triton/compiler/", "/cpp_extension.py:")),
     (
         "saves or loads a checkpoint",
         (

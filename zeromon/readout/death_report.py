@@ -1,5 +1,6 @@
 """How ranks ended, and what their memory was before that, as text. Pure."""
 
+import re
 from itertools import pairwise
 
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
@@ -17,6 +18,7 @@ from zeromon.snapshot.run import Attempt, DeathRole
 def deaths(run: RunSnapshot) -> str:
     """How each rank ended that failed or left, and what its memory was; "" where none did."""
     rows, roles = [], roles_of(run)
+    first_with: dict[str, int] = {}
     for rank in run.ranks:
         if rank.rank not in roles or rank.status.stopped == CTRL_C:
             continue
@@ -28,15 +30,18 @@ def deaths(run: RunSnapshot) -> str:
             f"  rank {rank.rank}: {rank.status.ended}; {last_seen}"
             + text.consequence_text(run, rank, roles)
         )
-        if rank.status.exception:
-            rows.append(f"    {rank.status.exception}")
+        details = [f"    {rank.status.exception}"] if rank.status.exception else []
         if rank.status.ended == KILLED_FOR_MEMORY:
-            rows.append(f"    {text.host_evidence(rank)}")
-        largest = sorted(_held_memory_rows(rank), reverse=True)[:3]
+            details.append(f"    {text.host_evidence(rank)}")
+        largest = sorted(_held_memory_rows(rank), reverse=True)[:3] if rank.memory.roles else []
         if largest and (rank.status.ended == KILLED_FOR_MEMORY or rank.memory.out_of_memory is not None):
             items = ", ".join(f"{name} {human_bytes(nbytes)}" for nbytes, name in largest if nbytes)
-            rows.append(f"    most of it: {items}")
-        rows += [f"    {detail}" for detail in (*_out_of_memory(rank), *_ladder_of_death(run, rank))]
+            details.append(f"    most of it: {items}")
+        details += [f"    {detail}" for detail in (*_out_of_memory(rank), *_ladder_of_death(run, rank))]
+        # Ranks of one model mostly run out alike: eight times the same page hides what differs
+        explained_rank = first_with.setdefault(re.sub(r"GPU \d+ ", "", "\n".join(details)), rank.rank)
+        is_repeated = details and explained_rank != rank.rank
+        rows += [f"    like rank {explained_rank}"] if is_repeated else details
         rows += _memory_before_death(rank)
     return "Deaths\n" + "\n".join(rows) if rows else ""
 

@@ -229,22 +229,24 @@ def _other_bytes(rank: RankSnapshot) -> int:
     return max((step.other_bytes for step in rank.steps.recent), default=-1)
 
 
-def _used_bytes(rank: RankSnapshot) -> int:
+def _used_bytes(rank: RankSnapshot) -> tuple[int, int]:
+    """The fullest device first; of equally full ones, that of the higher peak."""
     device = rank.memory.device
-    return max(device.peak_bytes, device.reserved_bytes) if device is not None else -1
+    peak, reserved = (device.peak_bytes, device.reserved_bytes) if device is not None else (-1, -1)
+    return max(peak, reserved), peak
 
 
 def preflight_text(run: RunSnapshot, result: Preflight) -> str:
     """The answer first, then its proof; the whole run is in its report."""
-    first_rank = run.ranks[0]
+    strategy = run.ranks[0].strategy
     head = [
         f"Preflight of {' '.join(run.command)}",
         f"  {_MODELLED.format(device=result.device)}",
-        f"  ranks     {_ranks_sentence(result)}, {first_rank.strategy}",
+        f"  ranks     {_ranks_sentence(result)}, {'strategy ' * (strategy == 'unknown')}{strategy}",
         f"  memory    {_memory_sentence(result)}",
         f"  step      {_step_sentence(result)}",
     ]
-    if result.host_bytes is None or result.host_bytes:
+    if result.steps and result.host_bytes != 0:
         head.insert(-1, f"  host      {_host_sentence(result)}")
     if result.growth_bytes:
         head.append(f"  leak      {_growth_sentence(result)}")

@@ -75,7 +75,7 @@ def ladder_lines(rungs: Iterable[Rung]) -> tuple[str, ...]:
 def _rung_text(number: int, rung: Rung) -> str:
     frees = human_bytes(rung.frees_bytes)
     bound = "at most " if rung.at_most else ""
-    enough = " <- enough, with those above" if rung.enough else ""
+    enough = f" <- enough{', with those above' * (number > 1)}" if rung.enough else ""
     return f"{number}. {rung.change}: frees {bound}{frees}; cost: {rung.price}{enough}"
 
 

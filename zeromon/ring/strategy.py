@@ -156,6 +156,8 @@ def deepspeed_strategy(
     return Strategy(Framework.DEEPSPEED, stage, offload=offload, hybrid=hybrid, plus_plus=plus_plus)
 
 
+ONE_PROCESS = "one process"
+"""The label of a single rank without a framework: nothing is split."""
 DDP = Strategy(Framework.DDP)
 ZERO_REDUNDANCY = Strategy(Framework.ZERO_REDUNDANCY, 1)
 

@@ -551,6 +551,14 @@ class Steps:
         )
         patches.wrap(autograd, name, hook)
 
+    def watch_autocast(self, autocast_mode: Any, patches: Patches) -> None:
+        """Patches the entry of autocast: accelerate opens it within the model, where no hook looks."""
+        hook = around(self._context, after=self._autocast_begins, where="autocast", traced=True)
+        patches.wrap(autocast_mode.autocast, "__enter__", hook)
+
+    def _autocast_begins(self, *_: Any) -> None:
+        self.autocast = self.autocast or autocast_dtype(self._device_type)
+
     def watch_data(self, dataloader: Any, patches: Patches) -> None:
         """Patches the iterator class that every DataLoader uses."""
         hook = around(

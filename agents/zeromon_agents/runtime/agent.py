@@ -176,6 +176,7 @@ class Agent:
         for module, watch in (
             ("torch.autograd", self.steps.watch_backward),
             ("torch.utils.data.dataloader", self.steps.watch_data),
+            ("torch.amp.autocast_mode", self.steps.watch_autocast),
             (PROFILER, self.capture.watch_profiler),
         ):
             # Guarded: it runs at an import of the script, which an error would fail

@@ -24,7 +24,7 @@ void* context_of(int device) {
 int device_of(const void* context) {
   return static_cast<int>(reinterpret_cast<std::uintptr_t>(context) - kContext);
 }
-bool is_device(int device) { return device >= 0 && device < static_cast<int>(vgpu::machine().devices); }
+bool is_device(int device) { return device >= 0 && device < vgpu::visible_count(); }
 
 // Physical memory of cuMemCreate.
 struct Physical {
@@ -50,7 +50,7 @@ VGPU_API Error cuDriverGetVersion(int* version) {
 }
 
 VGPU_API Error cuDeviceGetCount(int* count) {
-  *count = static_cast<int>(vgpu::machine().devices);
+  *count = vgpu::visible_count();
   return success;
 }
 
@@ -247,7 +247,7 @@ namespace {
 Error launch(const char* name, Dim3 grid, Dim3 block, void* handle) {
   int device;
   if (Error why = cudaGetDevice(&device)) return why;  // a child of fork, or the device is lost
-  if (std::getenv("VGPU_ARITHMETIC")) {  // results that no operator of the CPU has computed
+  if (const char* on = std::getenv("VGPU_ARITHMETIC"); on && *on) {  // results that no operator of the CPU has computed
     vgpu::complain(name, "computes nothing on the virtual device: run it without arithmetic");
     return not_supported;
   }

@@ -86,7 +86,7 @@ void write_properties(void* out, int device, bool is12) {
   Record r(out);
   r.text(m.name.c_str(), 256);
   char uuid[17] = "ZZZZZZZZZZZZZZZ";
-  uuid[15] = static_cast<char>(device + 1);
+  uuid[15] = static_cast<char>(vgpu::physical_device(device) + 1);
   r.text(uuid, 16);
   r.text("", 8);
   r.put(0u);
@@ -108,7 +108,7 @@ void write_properties(void* out, int device, bool is12) {
   for (int i = 0; i < (is12 ? 40 : 39); ++i)
     r.put(16384);  // limits of textures and surfaces
   r.put(std::size_t{512});
-  r.ints({1, 1, 0x10 + device, 0, 0, 0, 3, 1});
+  r.ints({1, 1, 0x10 + vgpu::physical_device(device), 0, 0, 0, 3, 1});
   if (is12) r.put(2619000);
   r.ints({5120, 50 << 20, 32 << 20, 2048, 1, 1, 1});
   r.put(std::size_t{233472});
@@ -148,7 +148,7 @@ int attribute(int number, int device) {
     case compute_mode:
     case pci_device_id:
     case pci_domain_id: return 0;
-    case pci_bus_id: return 0x10 + device;
+    case pci_bus_id: return 0x10 + vgpu::physical_device(device);
     case memory_clock_rate: return as_int(m.memory_speed * kPeak / kBusBytes / 2 / m.slow / 1000);
     case memory_bus_width: return kBusBytes * 8;
     case l2_cache_size: return 50 << 20;
@@ -161,7 +161,7 @@ int attribute(int number, int device) {
   }
 }
 
-bool is_device(int device) { return device >= 0 && device < as_int(machine().devices); }
+bool is_device(int device) { return device >= 0 && device < vgpu::visible_count(); }
 
 }  // namespace
 }  // namespace cudart
@@ -172,7 +172,7 @@ using namespace cudart;
 
 VGPU_API Error cudaGetDeviceCount(int* count) {
   VGPU_ENTER();
-  *count = as_int(machine().devices);
+  *count = vgpu::visible_count();
   return success;
 }
 
@@ -220,16 +220,17 @@ VGPU_API Error cudaDeviceGetAttribute(int* value, int number, int device) {
 }
 
 VGPU_API Error cudaDeviceGetPCIBusId(char* text, int size, int device) {
-  std::snprintf(text, static_cast<std::size_t>(size), "0000:%02X:00.0", 0x10 + device);
+  if (!is_device(device)) return fail(invalid_device);
+  std::snprintf(text, static_cast<std::size_t>(size), "0000:%02X:00.0", 0x10 + vgpu::physical_device(device));
   return success;
 }
 
 VGPU_API Error cudaDeviceGetByPCIBusId(int* device, const char* text) {
   unsigned bus = 0;
-  if (std::sscanf(text, "%*x:%x", &bus) != 1 || !is_device(static_cast<int>(bus) - 0x10))
-    return fail(invalid_value);
-  *device = static_cast<int>(bus) - 0x10;
-  return success;
+  if (std::sscanf(text, "%*x:%x", &bus) != 1) return fail(invalid_value);
+  for (*device = 0; is_device(*device); ++*device)
+    if (vgpu::physical_device(*device) + 0x10 == static_cast<int>(bus)) return success;
+  return fail(invalid_value);
 }
 
 VGPU_API Error cudaDeviceCanAccessPeer(int* can, int device, int peer) {

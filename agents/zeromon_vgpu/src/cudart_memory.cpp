@@ -270,8 +270,9 @@ VGPU_API Error cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
   VGPU_ENTER();
   int device = vgpu::current_device();
   vgpu::open_context(device);
-  *total = vgpu::memory_limit(device);
-  std::size_t used = vgpu::used_bytes(device);
+  int place = vgpu::physical_device(device);
+  *total = vgpu::memory_limit(place);
+  std::size_t used = vgpu::used_bytes(place);
   *free_bytes = used > *total ? 0 : *total - used;
   return success;
 }

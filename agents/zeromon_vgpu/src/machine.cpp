@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <set>
@@ -106,11 +107,39 @@ const Plan& plan() {
   return *read;
 }
 
+// As CUDA reads it: the list ends before the first device that is not there. UUIDs are not read.
+std::vector<int> read_visible() {
+  int count = static_cast<int>(machine().devices);
+  std::vector<int> visible;
+  const char* listed = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!listed || !std::strncmp(listed, "GPU-", 4) || !std::strncmp(listed, "MIG-", 4)) {
+    for (int device = 0; device < count; ++device) visible.push_back(device);
+    return visible;
+  }
+  std::istringstream places(listed);
+  for (std::string place; std::getline(places, place, ',');) {
+    char* end = nullptr;
+    long device = std::strtol(place.c_str(), &end, 10);
+    if (end == place.c_str() || device < 0 || device >= count) break;
+    visible.push_back(static_cast<int>(device));
+  }
+  return visible;
+}
+
+const std::vector<int>& visible() {
+  static const auto* read = new std::vector<int>(read_visible());
+  return *read;
+}
+
 const Time kStarted = now();
 
 }  // namespace
 
 const Machine& machine() { return plan().machine; }
+int visible_count() { return static_cast<int>(visible().size()); }
+int physical_device(int ordinal) {
+  return ordinal < visible_count() ? visible()[static_cast<std::size_t>(ordinal)] : ordinal;
+}
 const std::vector<Fault>& faults() { return plan().faults; }
 
 const std::string& folder() {

@@ -42,6 +42,10 @@ struct Fault {
 };
 
 const Machine& machine();
+// The devices of the node that CUDA_VISIBLE_DEVICES leaves to this process, by their ordinals here.
+int visible_count();
+// The place on its node of a device that this process knows by an ordinal.
+int physical_device(int ordinal);
 const std::vector<Fault>& faults();
 // The fault of this kind for this process, or null. `device` < 0: any.
 const Fault* planned(const char* kind, int device = -1);

@@ -119,6 +119,7 @@ std::uint64_t used_bytes(int device) {
 }
 
 bool charge(int device, std::int64_t bytes) {
+  device = physical_device(device);
   auto& mine = board()->seats[my_seat()].bytes[device];
   if (bytes > 0 && used_bytes(device) + static_cast<std::uint64_t>(bytes) > memory_limit(device))
     return false;

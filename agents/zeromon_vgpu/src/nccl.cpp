@@ -211,7 +211,7 @@ Result join(Comm** out, int size, const std::string& name, int rank, std::vector
   shared.rank[comm->place] = rank;
   shared.pid[comm->place] = getpid();
   shared.seat[comm->place] = vgpu::my_seat();
-  shared.device[comm->place] = comm->device;
+  shared.device[comm->place] = vgpu::physical_device(comm->device);
   shared.node[comm->place] = vgpu::my_node();
   shared.size = size;
   shared.running = comm->places();

@@ -71,7 +71,7 @@ Time end_time(Op& op) {
 
 // Counts what the units have done until `time` at the rates so far, and sets the rates from then on.
 void count_activity(int device, Time time) {
-  Activity& activity = seat().activity[device];
+  Activity& activity = seat().activity[physical_device(device)];
   ++activity.version;
   double seconds = static_cast<double>(std::max<Time>(0, time - activity.counted)) / 1e9;
   activity.counted = std::max<Time>(time, activity.counted);
@@ -113,8 +113,9 @@ void share_device(int device, Time time) {
 void count_busy(int device, Time time, bool was_busy) {
   bool busy = !model().running[device].empty();
   if (busy == was_busy) return;
-  if (!busy) seat().busy_ns[device].fetch_add(std::max<Time>(0, time - seat().busy_since[device]));
-  seat().busy_since[device] = busy ? time : 0;
+  int place = physical_device(device);
+  if (!busy) seat().busy_ns[place].fetch_add(std::max<Time>(0, time - seat().busy_since[place]));
+  seat().busy_since[place] = busy ? time : 0;
 }
 
 void start_op(Stream& stream, const OpRef& op, Time time) {
@@ -232,7 +233,7 @@ void run_clock() {
       Guard held(lock());
       Time present = now();
       advance(held, present);
-      for (int device = 0; device < static_cast<int>(machine().devices); ++device)
+      for (int device = 0; device < visible_count(); ++device)
         count_activity(device, present);
       wake = now() + kHousekeeping;
       if (model().urgent) wake = std::min(wake, std::max(next_event(), now() + kGranularity));

@@ -340,6 +340,37 @@ def test_a_request_that_brings_no_batch_is_marked(loop: tuple[Steps, RingReader]
     assert (len(batches), asked) == (2, [False, False, True])
 
 
+class Autocasting(torch.nn.Module):
+    """A model that opens autocast itself, as accelerate makes it do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.layer(inputs).float()
+
+
+def test_autocast_within_the_model_is_seen_and_changes_no_result(tmp_path: Path) -> None:
+    context = HookContext(RingWriter(tmp_path / "rank0.1.ring", rank=0, pid=1), Guard())
+    context.mode = ON
+    steps, patches = Steps(context, lambda _: None, lambda: None, device_type="cpu"), Patches()
+    model, inputs, entry = Autocasting(), torch.randn(4, 8), torch.autocast.__enter__
+    plain = model(inputs)
+    steps.watch_autocast(torch.amp.autocast_mode, patches)
+    try:
+        with torch.autocast("cpu", enabled=False):
+            steps.forward_begins(model, (inputs,))
+        assert steps.autocast == "", "one that is off, as in rotary embeddings, is none"
+        watched, compiled = model(inputs), torch.compile(model, backend="eager")(inputs)
+    finally:
+        patches.restore()
+    assert steps.autocast == "bfloat16"
+    assert torch.equal(plain, watched) and torch.equal(plain, compiled)
+    assert torch.autocast.__enter__ is entry
+
+
 @pytest.mark.trains
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.fsdp2)])
 @pytest.mark.parametrize("micro_steps", [1, 2])

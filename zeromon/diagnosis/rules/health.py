@@ -49,7 +49,9 @@ def _end_of(run: RunSnapshot, rank: RankSnapshot, roles: Mapping[int, DeathRole]
     if has_left(rank):
         return text.left_text(run, rank, roles)
     cause = text.host_evidence(rank) if rank.status.ended == KILLED_FOR_MEMORY else ""
-    message = f"{text.error_of(rank)} after step {rank.steps.last_step}, {text.doing(rank)}"
+    end_step = f"after step {rank.steps.last_step}, {text.doing(rank)}"
+    # Behind a sentence of the script's own, another would read as its end
+    message = f"{text.error_of(rank)} {f'({end_step})' if rank.status.exception else end_step}"
     return message + (cause and f"; {cause}") + text.consequence_text(run, rank, roles)
 
 
