@@ -101,7 +101,7 @@ def _page_head_props(view: Known) -> Parts:
         state, colour = "live", "teal"
     judged = unanswered_verdict(run, view.age) if view.trouble and not run.ended else judge_run(run)
     # The cause of a death says in which step it was
-    beside = "" if has_died(run) and run.last_attempt == 1 else state_beside(judged.health, run)
+    state_text = "" if has_died(run) and run.last_attempt == 1 else state_beside(judged.health, run)
     note, until_wall = view.about.note, view.span[1] if view.span is not None else 0.0
     life = life_of_run(run, view.findings, until_wall)
     tags = (dmc.Badge(t, variant="outline", color="gray", tt="none") for t in view.about.tags)
@@ -116,7 +116,7 @@ def _page_head_props(view: Known) -> Parts:
         "about": {"children": [*tags, *remarks]},
         "state": {"children": state, "color": colour},
         "detail": {"children": judged.detail},
-        "verdict": {"children": "; " * bool(judged.detail and beside) + beside},
+        "verdict": {"children": "; " * bool(judged.detail and state_text) + state_text},
         "life": {"style": {"background": _life_gradient(life, view.span)}, "title": life_text(life)},
         "when": _player_moments(view),
     }

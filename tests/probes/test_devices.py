@@ -16,7 +16,6 @@ import pytest
 
 from zeromon.probes.amd_smi import AmdSmi, bare_device_serial
 from zeromon.probes.devices import Devices
-from zeromon.probes.level_zero import LevelZero
 from zeromon.snapshot.host import Device
 
 needs_compiler = pytest.mark.skipif(not shutil.which("gcc"), reason="no C compiler for the stub")
@@ -80,41 +79,6 @@ def test_nvml_by_a_library_with_its_symbols(tmp_path: Path) -> None:
     assert first["pcie_receive_bytes_per_second"] is None
     assert last["pcie_receive_bytes_per_second"] == 210 << 20
     assert last["pcie_transmit_bytes_per_second"] == 200 << 20
-
-
-# ---- Intel -----------------------------------------------------------------------------------------
-
-
-@needs_compiler
-def test_level_zero_by_a_library_with_its_symbols(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = str(compiled("level_zero_stub.c", tmp_path, "libze_loader.so.1"))
-    probe = LevelZero(library)
-    uuid = "00010203-0405-0607-0809-0a0b0c0d0e0f"
-    assert probe.uuids() == [uuid.replace("-", "")]
-    assert probe.read("other", 0) is None
-    first, second = probe.read(uuid, 0, 101), probe.read(uuid, 1, 999)
-    assert first is not None and second is not None
-    assert (first.name, probe.driver()) == ("Intel GPU Max 1550", "1.6.3")
-    assert (first.total_bytes, first.used_bytes, first.own_bytes) == (128, 100, 8)
-    assert second.own_bytes is None
-    assert (first.utilization_ratio, first.power_watts) == (None, None)  # no rate yet
-    assert (second.utilization_ratio, second.power_watts) == (0.25, 300)
-    assert (first.energy_joules, second.energy_joules) == (300, 600)
-    assert second.pcie_receive_bytes_per_second == 100
-    assert second.pcie_transmit_bytes_per_second == 50
-    assert (second.temperature_celsius, second.ecc_errors) == (55.5, 5)
-    assert second.throttle_reasons == ("power cap", "thermal")
-    assert probe.host_link(uuid) == (pytest.approx(63e9, rel=0.01), "PCIe 5 x16")
-    monkeypatch.setenv("NO_DEVICE", "1")
-    assert LevelZero(library).uuids() == []
-
-
-def test_without_the_loader_there_is_no_device() -> None:
-    absent = LevelZero("libze_loader.so.none")
-    assert (absent.uuids(), absent.driver(), absent.read("x", 0)) == ([], "", None)
-    assert absent.links("x") == (None, "")
 
 
 # ---- AMD -------------------------------------------------------------------------------------------
@@ -205,8 +169,7 @@ def test_a_figure_that_a_device_does_not_have_is_unknown() -> None:
 
 
 def test_the_vendor_that_lists_a_device_is_asked() -> None:
-    absent = LevelZero("libze_loader.so.none")
-    devices = Devices(absent, AmdSmi(Smi()))
+    devices = Devices(AmdSmi(None), AmdSmi(Smi()))
     (uuid,) = devices.uuids()
     device = devices.read(uuid, 0)
     assert device is not None and device.name == "MI300X"

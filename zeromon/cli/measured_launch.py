@@ -190,8 +190,8 @@ class _Watch:
         if self._source is not None:
             with suppress(SourceError, RunNotFound):
                 self._run = self._source.latest()
-                taken, wanted = self._steps(_ended_steps), self.request.steps
-                self._tell(f"{min(taken, wanted)} of {wanted} steps")
+                step_count, step_limit = self._steps(_ended_steps), self.request.steps
+                self._tell(f"{min(step_count, step_limit)} of {step_limit} steps")
 
     def _steps(self, count: Callable[[RankSnapshot], int]) -> int:
         ranks = self._run.ranks if self._run is not None else ()

@@ -217,7 +217,7 @@ class Match(NamedTuple):
     waits: Waits | None = None
     """The waiting time that the match is about: it decides the severity, less what lacks CPUs."""
     action: str = ""
-    """What to do in one sentence, where no remedy says it; "": what the rule's page advises."""
+    """One sentence on what to do, where no remedy says it; "": the advice of the rule's page."""
 
 
 Function = Callable[[RunSnapshot], Iterable[Match]]
@@ -308,10 +308,7 @@ def all_pages() -> dict[str, Page]:
 
 
 def action_of(finding: Finding) -> str:
-    """What to do about *finding* in one line; the advice of its rule's page where nothing says more.
-
-    "" where there is no such page.
-    """
+    """Returns in one line what to do about *finding*: its own action, else its page's advice, or ""."""
     if finding.action:
         return finding.action
     page = all_pages().get(finding.code)

@@ -5,18 +5,17 @@ library in the training process is a risk. All results are empty where a library
 """
 
 from zeromon.probes.amd_smi import AmdSmi
-from zeromon.probes.level_zero import LevelZero
 from zeromon.probes.nvml import Nvml
 from zeromon.snapshot.host import Device
 
-DeviceProbe = Nvml | AmdSmi | LevelZero
+DeviceProbe = Nvml | AmdSmi
 
 
 class Devices:
     """The devices of all vendors; *probes* is a parameter for tests."""
 
     def __init__(self, *probes: DeviceProbe) -> None:
-        self._probes = probes or (Nvml(), AmdSmi(), LevelZero())
+        self._probes = probes or (Nvml(), AmdSmi())
 
     def read(self, uuid: str, now_ns: int, pid: int = 0) -> Device | None:
         """Returns the figures of a device, and of its memory what the process *pid* holds."""

@@ -59,8 +59,8 @@ def _process_texts(starting: Sequence[RankProcess]) -> list[str]:
         pids_at.setdefault(f"at {location}" if location else "running", []).append(proc.pid)
     phrases = []
     for activity, pids in list(pids_at.items())[:_MAX_LISTED_PROCESSES]:
-        more = f" and {human_count(len(pids) - 1)} more" if pids[1:] else ""
-        phrases.append(f"pid {pids[0]}{more} {'are' if more else 'is'} {activity}")
+        others_text = f" and {human_count(len(pids) - 1)} more" if pids[1:] else ""
+        phrases.append(f"pid {pids[0]}{others_text} {'are' if others_text else 'is'} {activity}")
     hidden = len(pids_at) - len(phrases)
     return [*phrases, "others elsewhere"] if hidden else phrases
 

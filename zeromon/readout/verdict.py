@@ -369,8 +369,8 @@ def judge_run(run: RunSnapshot) -> Verdict:
     if run.restarting:
         return _of_health(Health.RESTARTING, text.restarting_text(run))
     if not run.ranks:
-        ends = [death.ended for attempt in run.attempts[-1:] for death in attempt.deaths]
-        was_stopped = bool(ends) and all(ended in ("SIGTERM", "SIGINT") for ended in ends)
+        endings = [death.ended for attempt in run.attempts[-1:] for death in attempt.deaths]
+        was_stopped = bool(endings) and all(ended in ("SIGTERM", "SIGINT") for ended in endings)
         end_health = Health.DEAD if run.attempts else Health.UNKNOWN
         end_health = Health.STOPPED if was_stopped else end_health
         return _of_health(end_health if run.ended else Health.STARTING, text.starting_text(run))

@@ -77,7 +77,7 @@ class Finding:
     """The code of the rule's page: ``zeromon rule CODE``."""
     remedy: Remedy | None = None
     action: str = ""
-    """What to do in one sentence, where no remedy says it; "": what the rule's page advises."""
+    """One sentence on what to do, where no remedy says it; "": the advice of the rule's page."""
     share: float | None = None
     """The waiting time that it is about as a share of a step, less what a lack of CPUs may explain."""
     came: float = 0.0

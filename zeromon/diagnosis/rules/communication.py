@@ -35,7 +35,7 @@ def straggler(run: RunSnapshot) -> Iterable[Match]:
 
 
 def _where_it_is_late(run: RunSnapshot, late: Straggler) -> str:
-    """What to look at on a rank or node that is late."""
+    """Returns where to look on a rank or node that is late."""
     rank = next((rank for rank in run.ranks if rank.rank == late.rank), None)
     name = late.straggler_name
     if late.cause:

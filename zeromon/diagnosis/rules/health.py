@@ -71,7 +71,7 @@ def _ladder_after_death(run: RunSnapshot, rank: RankSnapshot) -> Remedy | None:
 
 
 def _action_after_death(rank: RankSnapshot) -> str:
-    """What to do first about the end of *rank*; "" where the page of the rule says as much."""
+    """Returns the first thing to do about the end of *rank*; "" where the rule's page says as much."""
     name, cause = f"rank {rank.rank}", death_cause(rank)
     if cause == "exception":
         raised_at = _RAISED_AT.search(rank.status.exception)
@@ -80,8 +80,10 @@ def _action_after_death(rank: RankSnapshot) -> str:
     if cause == HOST_OOM:
         rows = [(role.tiers.get("host", 0), role.name) for role in role_lines(rank)]
         nbytes, largest = max(rows, default=(0, ""))
-        most = f" Most of what {name} held was {largest}, {human_bytes(nbytes)}." if nbytes else ""
-        return f"Let the ranks hold less host memory, or give them more.{most}"
+        largest_text = (
+            f" Most of what {name} held was {largest}, {human_bytes(nbytes)}." if nbytes else ""
+        )
+        return f"Let the ranks hold less host memory, or give them more.{largest_text}"
     if cause == "SIGKILL":
         return (
             "Find out who sent SIGKILL: a limit of the scheduler (its log), the kernel (dmesg), or a "
@@ -271,8 +273,14 @@ def stalled(run: RunSnapshot) -> Iterable[Match]:
         phrases[_MAX_STALL_PLACES:] = [f"and in {len(phrases) - _MAX_STALL_PLACES} other places"]
     top_stall, severity = worst_stall(stalls)
     blamed = -1 if len(phrases) == 1 < len(stalls) else top_stall.rank.rank
-    lines = dict.fromkeys(text.script_line(s.rank.status.stack) for s in stalls if s.rank.status.stack)
-    action = f"Look at {' and '.join(list(lines)[:2])}: no rank goes on from there." if lines else ""
+    code_lines = dict.fromkeys(
+        text.script_line(s.rank.status.stack) for s in stalls if s.rank.status.stack
+    )
+    action = (
+        f"Look at {' and '.join(list(code_lines)[:2])}: no rank goes on from there."
+        if code_lines
+        else ""
+    )
     yield Match(f"{lasts}: {'; '.join(phrases)}", blamed, severity=severity, action=action)
 
 
@@ -291,11 +299,14 @@ def _where_to_look(run: RunSnapshot, hang: Hang) -> str:
     missing = [rank for rank in run.ranks if rank.rank in hang.missing and rank.status.stack]
     if not missing or hang.pause:
         return ""
-    names, verb = named_ranks([rank.rank for rank in missing]), "was" if run.ended else "is"
-    lines = " and ".join(dict.fromkeys(text.script_line(rank.status.stack) for rank in missing))
+    names, verbs = (
+        named_ranks([rank.rank for rank in missing]),
+        ("was", "were") if run.ended else ("is", "are"),
+    )
+    code_lines = " and ".join(dict.fromkeys(text.script_line(rank.status.stack) for rank in missing))
     stacks = "" if run.ended else f" zeromon doctor {run.run} prints the whole stacks."
     return (
-        f"Look at {lines}, where {names} {verb if len(missing) == 1 else 'are'} instead: all ranks of a "
+        f"Look at {code_lines}, where {names} {verbs[len(missing) > 1]} instead: all ranks of a "
         f"group must make the same calls in the same order.{stacks}"
     )
 
