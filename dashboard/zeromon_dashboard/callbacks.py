@@ -12,6 +12,7 @@ from zeromon.readout.charts import list_names
 from zeromon.snapshot.focus import first_counted
 from zeromon.sources.base import sample_snapshots
 from zeromon_dashboard import runs_page
+from zeromon_dashboard.charts import overlaid_charts
 from zeromon_dashboard.feed import Feeds
 from zeromon_dashboard.hub import Hub
 from zeromon_dashboard.layout import page_skeleton
@@ -129,13 +130,14 @@ def _similar_runs(hub: Hub, route: Route) -> list[str]:
 
 
 def _runs_view(hub: Hub, route: Route) -> Any:
-    comparison: Any = None
-    if len(route.compared) > 1:
-        try:
-            comparison = runs_page.comparison_view(hub.compared(route.compared))
-        except ZeromonError as error:
-            comparison = trouble_alert(str(error), error.hint)
-    return runs_page.runs_page(hub.runs(), comparison)
+    if len(route.compared) < 2:
+        return runs_page.runs_page(hub.runs())
+    try:
+        followed_runs = [hub.followed(name) for name in route.compared]
+        drawn = [(f.newest().run, f.series((), 0, None)[1]) for f in followed_runs]
+        return runs_page.comparison_view(hub.compared(route.compared), overlaid_charts(drawn))
+    except ZeromonError as error:
+        return trouble_alert(str(error), error.hint, {"all runs": "/"})
 
 
 # ---- in the browser: the functions of assets/zeromon.js ---------------------------------------------
@@ -152,6 +154,7 @@ def _in_browser() -> Iterator[tuple[Any, ...]]:
         *(Output(f"nav-{name}", "active") for name in ("runs", *PAGES)), Output("pages", "style"),
         Input("route", "data"),
     )  # fmt: skip
+    yield "listed", Output("sink", "data"), Input("run-table", "id")
     yield "dark", Output("theme", "forceColorScheme"), Input("dark", "checked")
     yield "remembered", Output("dark", "checked"), Input("url", "id")
 

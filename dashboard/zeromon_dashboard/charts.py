@@ -5,6 +5,7 @@ only their new points. Figures are plain dictionaries of lists: plotly's own cla
 milliseconds on checks that a test makes, and a browser cannot append to arrays.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,10 +38,16 @@ _WARM_UP = 3
 FEW = 8
 """With fewer steps, an axis has a mark for each."""
 _MAX_BESIDE_TITLE, _MAX_CHARACTERS = 4, 36
+SUM = "sum"
+"""The line of the sum over the ranks; the colours of the palette are for ranks and runs."""
 LEGEND_BELOW = {"legend": {"orientation": "h", "y": -0.32, "yanchor": "top", "x": 0}}
 """For more traces than fit beside the title of a chart of half the page's width."""
 INK, LINE = "#868e96", "rgba(134,142,150,0.22)"
 """Legible on a light and on a dark page, so that switching does not need new figures."""
+_HOVER_LABEL = {
+    "namelength": -1, "bgcolor": "#1c2329", "bordercolor": INK, "font": {"color": "#f1f3f5", "size": 12},
+}  # fmt: skip
+"""The same on a light and on a dark page: a colour of a line would not be legible behind the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +81,17 @@ class Chart:
 
     def figure(self) -> dict[str, Any]:
         """The chart as a figure of plotly."""
+        # The sum counts as no line, so that a rank has one colour in every chart
+        numbers = {name: n for n, name in enumerate(name for name in self.traces if name != SUM)}
+        colours = {name: COLOURS[n % len(COLOURS)] for name, n in numbers.items()}
         scatters = [
             {
                 "type": "scatter", "mode": "lines" if len(x) > 1 else "markers",
                 "name": name, "x": x, "y": y, "connectgaps": True,
-                "line": {"width": 1.6, "color": COLOURS[n % len(COLOURS)]},
+                "line": {"width": 1.6, "color": colours.get(name, INK)},
                 "hovertemplate": "%{y:.4g} " + self.unit,
             }
-            for n, (name, (x, y)) in enumerate(self.traces.items())
+            for name, (x, y) in self.traces.items()
         ]  # fmt: skip
         if not any(x for x, _ in self.traces.values()):
             return empty_figure(self.title if self.titled else "")
@@ -142,8 +152,7 @@ def plotly_figure(data: list[Any], title: str, height: int, **layout: Any) -> di
         "colorway": list(COLOURS),
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
         "uirevision": "kept",
-        "hoverlabel": {"namelength": -1},
-        "modebar": {"orientation": "v", "bgcolor": "rgba(0,0,0,0)", "color": INK},
+        "hoverlabel": _HOVER_LABEL,
     }
     return {"data": data, "layout": {**shared, **layout}}
 
@@ -162,7 +171,8 @@ def titled_axis(title: str) -> dict[str, Any]:
 def step_axis(steps: tuple[int, int] | None) -> dict[str, Any]:
     """The axis of steps, from the first to the last of *steps*; a drag over it chooses others."""
     span = {} if steps is None else {"range": [steps[0] - 0.5, steps[1] + 0.5]}
-    return {**titled_axis("step"), **span, "tickformat": ",d", "hoverformat": ",d"}
+    head = {"unifiedhovertitle": {"text": "step %{x:,d}"}}
+    return {**titled_axis("step"), **span, **head, "tickformat": ",d", "hoverformat": ",d"}
 
 
 def _level_line(mark: Mark) -> dict[str, Any]:
@@ -299,13 +309,14 @@ def _overlaid_chart(
 ) -> Chart | None:
     read_value, scale, unit = _scaled_reader(spec)
     trace_name = "highest rank" if spec.pool else "median rank"
-    traces, missing, top = {}, [], 0.0
+    traces, missing, top = dict[str, Trace](), [], 0.0
     for number, (run, series) in enumerate(runs):
         name = f"{letter(number)} {run.run}"
         has_chart = spec in specs.charts_of(run.ranks)
         column = _column_of(rows[id(series)], read_value, scale) if has_chart else []
         if all(value is None for value in column):
             missing.append(letter(number))
+            traces[name] = ([], [])  # so that the others keep their colours
             continue
         rank_traces = (
             traces_by_rank(series, column)
@@ -316,7 +327,44 @@ def _overlaid_chart(
         top = max(top, _top_of_axis(*rank_traces[trace_name]))
     lacking = f"; n/a of {', '.join(missing)}" if missing else ""
     title = f"{_chart_title(spec)}, {trace_name}{lacking}"
-    return Chart(title, unit, traces, top, (), steps) if traces else None
+    return Chart(title, unit, traces, top, (), steps) if len(missing) < len(runs) else None
+
+
+_MAX_DIFFERENCES = 200
+
+
+def difference_chart(overlaid: Chart) -> Chart | None:
+    """The distance of each line of *overlaid* from its first one; None without a common step.
+
+    Of more than :data:`_MAX_DIFFERENCES` common steps, the medians of equal ranges are compared.
+    """
+    (base_name, _), *others = overlaid.traces.items()
+    ends = [(trace[0][0], trace[0][-1]) for trace in overlaid.traces.values() if trace[0]]
+    first, last = max(end[0] for end in ends), min(end[1] for end in ends)
+    width = max(1, math.ceil((last - first + 1) / _MAX_DIFFERENCES))
+    medians = {
+        name: {
+            step: statistics.median(values)
+            for step, values in _values_by_step([step // width * width for step in x], y).items()
+            if first // width * width <= step <= last
+        }
+        for name, (x, y) in overlaid.traces.items()
+    }
+    base = medians[base_name]
+    traces: dict[str, Trace] = {base_name: ([*base], [0.0] * len(base))}
+    for name, _ in others:
+        common = [step for step in medians[name] if step in base]
+        traces[name] = (common, [medians[name][step] - base[step] for step in common])
+    if not any(traces[name][0] for name, _ in others):
+        return None
+    largest = max(abs(value or 0.0) for _, column in traces.values() for value in column)
+    scale, unit = (GIB // MIB, "MiB") if overlaid.unit == "GiB" and largest < 0.5 else (1, overlaid.unit)
+    scaled = {name: (x, [scale * (value or 0.0) for value in y]) for name, (x, y) in traces.items()}
+    window = f", median of each {width} steps" if width > 1 else ""
+    title = f"{overlaid.title.partition(',')[0]}: difference from {base_name[:1]}{window}"
+    highest = max(value for _, column in scaled.values() for value in column)
+    span = round(min(end[0] for end in ends)), round(max(end[1] for end in ends))
+    return Chart(title, unit, scaled, 1.1 * max(highest, 0.1 * scale * largest) or 1.0, (), span)
 
 
 def _empty_chart(spec: ChartSpec, series: Series, steps: tuple[int, int] | None) -> Chart:
@@ -350,7 +398,7 @@ def _chart_of_spec(
         # The sum over the ranks of each step that all of them have taken
         ranks, by_step = len(set(series["rank"])), _values_by_step(series["step"], column)
         complete = {step: sum(values) for step, values in by_step.items() if len(values) == ranks}
-        traces = {"sum": reduce_points(list(complete), list(complete.values())), **traces}
+        traces = {SUM: reduce_points(list(complete), list(complete.values())), **traces}
     if len(set(series["rank"])) == 1:
         for name, read_other in spec.beside:
             traces[name] = reduce_points(series["step"], _column_of(rows, read_other, scale))

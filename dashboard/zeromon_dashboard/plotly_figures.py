@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -21,10 +22,11 @@ from zeromon.readout import text
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
 from zeromon.readout.charts import EVERYTHING_ELSE, RoleBands, Step, StepRow, rows_of
 from zeromon.readout.figures import FIGURE, Figure, mean_step_seconds
-from zeromon.readout.ledger import JobLedger, cause_text, goodput_headline, job_ledger
+from zeromon.readout.ledger import USEFUL, JobLedger, cause_text, goodput_headline, job_ledger
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.snapshot.focus import first_failed
+from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.run import FleetNode
 from zeromon.snapshot.step import Lanes, LaneSpan, LateArrival, Stream
 from zeromon.traces.allocations import NO_STACK, ROLES, UNKNOWN, Holding, frame_text, telling_frames
@@ -33,6 +35,7 @@ from zeromon_dashboard.charts import (
     GIB,
     INK,
     LEGEND_BELOW,
+    LINE,
     Series,
     plotly_figure,
     step_axis,
@@ -45,26 +48,35 @@ def whatif_figure(content: dict[str, Any]) -> go.Figure:
     timed = [p for p in content["points"] if p.get("step_seconds") is not None]
     max_bytes = max((p["bytes"]["device"] for p in timed), default=0)
     size, unit = byte_scale(max_bytes)
-    chart = go.Figure()
     frontier = sorted((p for p in timed if p["pareto"]), key=lambda p: p["bytes"]["device"])
-    for name, points, mode in (("points", timed, "markers"), ("best", frontier, "lines+markers")):
-        chart.add_scatter(
-            name=name,
-            mode=mode,
-            x=[p["bytes"]["device"] / size for p in points],
-            y=[1e3 * p["step_seconds"] / p["samples"] for p in points],
-            text=[*map(change_text, points)],
-            hovertemplate="%{text}<br>%{x:.2f} " + unit + ", %{y:.2f} ms<extra></extra>",
+    data = [
+        {
+            "type": "scatter", "name": name, "mode": mode, "marker": {"size": 9},
+            "x": [p["bytes"]["device"] / size for p in points],
+            "y": [1e3 * p["step_seconds"] / p["samples"] for p in points],
+            "text": [*map(change_text, points)],
+            "hovertemplate": "%{text}<br>%{x:.2f} " + unit + ", %{y:.2f} ms<extra></extra>",
+        }
+        for name, points, mode in (
+            ("predicted", timed, "markers"), (PARETO, frontier, "lines+markers"),
         )
-    if content["usable_bytes"] is not None:
-        usable = content["usable_bytes"] / size
-        chart.add_vline(x=usable, line_dash="dash", annotation_text=f"usable: {usable:,.1f} {unit}")
+    ]  # fmt: skip
+    usable = content["usable_bytes"]
+    marks: dict[str, Any] = {}
+    if usable is not None:
+        at = {"x0": usable / size, "x1": usable / size, "yref": "paper", "y0": 0, "y1": 1}
+        name = {"text": f"usable: {human_bytes(usable)}", "x": usable / size, "yref": "paper", "y": 1}
+        marks = {
+            "shapes": [{"type": "line", "line": {"dash": "dash", "color": "#D55E00"}, **at}],
+            "annotations": [{"showarrow": False, "xanchor": "right", **name}],
+        }
     title = f"{content['model']}: memory of one of {content['devices']} devices against time"
-    chart.update_layout(
-        template="plotly_white", colorway=COLOURS, title=title,
-        xaxis_title=unit, yaxis_title="ms a sample",
-    )  # fmt: skip
-    return chart
+    x, y = titled_axis(f"device memory, {unit}"), titled_axis("ms per sample")
+    return go.Figure(plotly_figure(data, escape(title), 380, xaxis=x, yaxis=y, **LEGEND_BELOW, **marks))
+
+
+PARETO = "no other is smaller and faster"
+"""Meaning of the mark of a predicted point."""
 
 
 def change_text(point: dict[str, Any]) -> str:
@@ -117,11 +129,19 @@ _STEPS_OF_HEAT = 60
 _WIDE = 32
 _FROM_THE_TOP = {**titled_axis(""), "autorange": "reversed"}
 """An axis of rows, the first at the top."""
+_COMPUTE, _COMMUNICATION, _WAITING, _OWN, _FATAL = (
+    "#0b66ab", "#7d57ad", "#e08a1e", "#9aa3ad", "#c62828",
+)  # fmt: skip
+"""The colours of assets/zeromon.css that have the same names; each has one meaning."""
 PHASE_COLOURS = {
-    "forward": "#3f95d0", "backward": "#0b66ab", "optimizer": "#5b86b8", "cpu_optimizer": "#8fb3d6",
-    "exposed": "#7d57ad", "data_wait": "#e08a1e", "evaluation": "#7a8591", "checkpoint": "#b3a57a",
-    "garbage_collection": "#8a5f3c", "compile": "#5f6974", "generation": "#1d4271",
-    "other": "#9aa3ad",
+    "forward": "#3f95d0", "backward": _COMPUTE, "optimizer": "#5b86b8", "cpu_optimizer": "#8fb3d6",
+    "exposed": _COMMUNICATION, "data_wait": _WAITING, "evaluation": "#7a8591", "checkpoint": "#b3a57a",
+    "garbage_collection": "#8a5f3c", "compile": "#5f6974", "generation": "#1d4271", "other": _OWN,
+}  # fmt: skip
+_CAUSE_COLOURS = {
+    **dict.fromkeys(USEFUL, _COMPUTE), Cause.EXPOSED: _COMMUNICATION,
+    **dict.fromkeys((Cause.WAITING, Cause.DATA, Cause.HANG, Cause.STALL), _WAITING),
+    **dict.fromkeys((Cause.DEAD, Cause.LOST), _FATAL),
 }  # fmt: skip
 
 
@@ -132,14 +152,14 @@ def ledger_figure(run: RunSnapshot) -> dict[str, Any] | None:
         return None
     names = [*map(cause_text, job.rows), "all"]
     shares = [human_ratio(job.share(row)) for row in job.rows]
+    begins = [*accumulate((row.seconds for row in job.rows), initial=0.0)]
     data = {
-        "type": "waterfall", "orientation": "h", "y": names,
-        "x": [*(row.seconds for row in job.rows), 0],
-        "measure": [*("relative" for _ in job.rows), "total"],
+        "type": "bar", "orientation": "h", "y": names,
+        "base": [*begins[:-1], 0], "x": [*(row.seconds for row in job.rows), job.rank_seconds],
         "text": [*shares, human_seconds(job.rank_seconds)],
-        "textposition": "auto", "connector": {"line": {"width": 0.5}},
-        "increasing": {"marker": {"color": "#56B4E9"}}, "totals": {"marker": {"color": "#999999"}},
-        "customdata": [_trained_amount_text(job, row.seconds) for row in job.rows],
+        "textposition": "outside", "cliponaxis": False,
+        "marker": {"color": [*(_CAUSE_COLOURS.get(row.cause, _OWN) for row in job.rows), LINE]},
+        "customdata": [*(_trained_amount_text(job, row.seconds) for row in job.rows), ""],
         "hovertemplate": "%{x:.3g} s%{customdata}<extra>%{y}</extra>",
     }  # fmt: skip
     title = f"Where the ranks' time went: {goodput_headline(job)}"

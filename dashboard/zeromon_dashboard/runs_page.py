@@ -1,42 +1,55 @@
 """The list of all runs, and runs side by side. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
 from dash import dcc, html
 
 from zeromon.comparison.comparison import Column as RunColumn, Comparison, Row, letter
-from zeromon.comparison.text import NOT_COMPARABLE, format_change, format_figure, grouped, steps_text
+from zeromon.comparison.text import (
+    NOT_COMPARABLE,
+    format_cell,
+    format_change,
+    format_figure,
+    grouped,
+    steps_text,
+)
 from zeromon.readout.figures import BYTES, COUNT, RATIO, SECONDS
 from zeromon.readout.tables import Column, Columns
 from zeromon.readout.text import clock, rough_time
 from zeromon.readout.verdict import SIGNS
 from zeromon.snapshot import Severity
 from zeromon.storage.run_store import ListedRun, Manifest
+from zeromon_dashboard.charts import Chart, difference_chart
 from zeromon_dashboard.url_state import Route
-from zeromon_dashboard.widgets import configuration_table, data_grid, grid_cells, grid_columns
+from zeromon_dashboard.widgets import (
+    configuration_table,
+    data_grid,
+    graph_panel,
+    grid_cells,
+    grid_columns,
+    two_columns,
+)
 
 _RUNS: Columns[ListedRun] = (
-    Column("verdict", lambda i: _verdict_text(i), width=10),
-    Column("link", lambda i: f"[{i.manifest.run}](/run/{i.manifest.run}/overview)", width=25),
-    Column("why", lambda i: i.manifest.cause or i.watched_verdict, width=60),
+    Column("verdict", lambda i: _verdict_text(i)),
+    Column("link", lambda i: f"[{i.manifest.run}](/run/{i.manifest.run}/overview)"),
+    Column("why", lambda i: i.manifest.cause.partition("; ")[0] or i.watched_verdict),
+    Column("last steps", lambda _: ""),
     Column("step", lambda i: i.manifest.step_seconds, SECONDS),
     Column("exposed", lambda i: i.manifest.exposed_ratio, RATIO),
     Column("memory", lambda i: n if (n := i.manifest.memory_bytes) >= 0 else None, BYTES),
     Column("steps", lambda i: i.manifest.steps, COUNT),
-    Column("ranks", lambda i: i.manifest.ranks, COUNT),
-    Column(
-        "started",
-        lambda i: clock(i.manifest.started_wall) if i.manifest.started_wall else "n/a",
-        width=18,
-    ),
-    Column("duration", lambda i: _duration_text(i.manifest), width=8),
-    Column("strategy", lambda i: i.manifest.strategy),
-    Column("tags", lambda i: ", ".join(i.about.tags)),
-    Column("note", lambda i: i.about.note),
-    Column("command", lambda i: " ".join(i.manifest.command), width=30),
+    Column("ranks", lambda i: f"{i.manifest.ranks} {i.manifest.strategy}"),
+    Column("started", lambda i: clock(wall)[:-3] if (wall := i.manifest.started_wall) else "n/a"),
+    Column("duration", lambda i: _duration_text(i.manifest)),
+    Column("notes", lambda i: ", ".join(filter(None, (*i.about.tags, i.about.note)))),
 )
+
+
+def _full_cause(item: ListedRun) -> str:
+    return item.manifest.cause or item.watched_verdict
 
 
 def _verdict_text(item: ListedRun) -> str:
@@ -58,8 +71,7 @@ def _duration_text(manifest: Manifest) -> str:
 _SPECIAL: dict[str, dict[str, Any]] = {
     "verdict": {
         "pinned": "left",
-        "width": 120,
-        "flex": 0,
+        "width": 100,
         "cellClassRules": {
             str(severity): f"params.value.startsWith('{SIGNS[severity]}')"
             for severity in (Severity.WARNING, Severity.CRITICAL)
@@ -67,21 +79,47 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     },
     "link": {
         "pinned": "left",
-        "width": 170,
-        "flex": 0,
+        "width": 140,
         "headerName": "run",
         "cellRenderer": "markdown",
-        "tooltipField": "run",
+        "tooltipField": "command",
         "filterValueGetter": {"function": "params.data.run"},
     },
-    "why": {"wrapText": True, "autoHeight": True, "minWidth": 300, "flex": 4},
+    "why": {"minWidth": 110, "flex": 1, "tooltipField": "cause"},
+    "last steps": {
+        "width": 100,
+        "field": "pace",
+        "cellRenderer": "Spark",
+        "cellDataType": False,
+        "filter": False,
+        "sortable": False,
+        "tooltipField": None,
+    },
+    "step": {"width": 76},
+    "exposed": {"width": 92},
+    "memory": {"width": 106},
+    "steps": {"width": 64},
+    "ranks": {"width": 80},
+    "started": {"width": 138},
+    "duration": {"width": 82, "filter": False},
+    "notes": {"width": 120},
 }
-"""Further properties of some columns."""
-COLUMNS = [{**definition, **_SPECIAL.get(definition["field"], {})} for definition in grid_columns(_RUNS)]
+"""The widths in pixels, of which the sum fits a screen of 1440, and further properties of columns."""
+_WRAPPED = {"wrapText": True, "autoHeight": True}
+COLUMNS = [
+    {
+        **definition,
+        "flex": 0,
+        "minWidth": 60,
+        **(_WRAPPED if definition["field"] in ("why", "link", "notes", "ranks") else {}),
+        **_SPECIAL[definition["field"]],
+    }
+    for definition in grid_columns(_RUNS)
+]
 
 
-def runs_page(items: Sequence[ListedRun], comparison: Any = None) -> Any:
-    """The table of all runs, and the comparison of the selected ones."""
+def runs_page(items: Sequence[ListedRun]) -> Any:
+    """The table of all runs."""
     if not items:
         return dmc.Alert(
             [
@@ -91,6 +129,7 @@ def runs_page(items: Sequence[ListedRun], comparison: Any = None) -> Any:
             title="No runs yet",
             color="blue",
         )
+    rows = run_table_rows(items)
     return dmc.Stack(
         [
             dmc.Group(
@@ -102,13 +141,12 @@ def runs_page(items: Sequence[ListedRun], comparison: Any = None) -> Any:
             ),
             data_grid(
                 "run-table",
-                COLUMNS,
-                {"rowData": run_table_rows(items)},
+                [c for c in COLUMNS if c["field"] != "notes" or any(row["notes"] for row in rows)],
+                {"rowData": rows},
                 720,
                 row_height=64,
                 rowSelection={"mode": "multiRow", "enableClickSelection": False},
             ),
-            html.Div(comparison, id="comparison"),
         ],
         gap="sm",
     )
@@ -117,36 +155,62 @@ def runs_page(items: Sequence[ListedRun], comparison: Any = None) -> Any:
 def run_table_rows(items: Sequence[ListedRun]) -> list[dict[str, Any]]:
     """The rows of the table of runs."""
     return [
-        {"id": item.manifest.run, "run": item.manifest.run, **grid_cells(_RUNS, item)} for item in items
-    ]
+        {
+            "id": item.manifest.run, "run": item.manifest.run,
+            "command": " ".join(item.manifest.command), "cause": _full_cause(item),
+            "pace": item.manifest.pace_seconds, **grid_cells(_RUNS, item),
+        }
+        for item in items
+    ]  # fmt: skip
 
 
-def comparison_view(compared: Comparison) -> Any:
-    """Runs side by side: which one to prefer, and which differences are significant."""
+def comparison_view(compared: Comparison, drawn: Mapping[str, Chart]) -> Any:
+    """Runs side by side: which one to prefer, which differences are significant, and their charts.
+
+    *drawn*: charts by name, each with a line a run.
+    """
     advice = compared.advice
     heads = [_compared_run_head(number, column) for number, column in enumerate(compared.columns)]
     marks = f"Coloured figures differ significantly from {letter(0)}."
+    if any(cell.doubtful for row in compared.rows for cell in row.cells):
+        marks += f" Those with ? are {NOT_COMPARABLE}."
+    figures = {name: drawn[name] for name in _COMPARED_CHARTS if name in drawn}
+    for name, chart in list(figures.items()):
+        if difference := chart.traces and difference_chart(chart):
+            figures[f"{name}-difference"] = difference
+    table = dmc.Table(
+        [
+            html.Thead(html.Tr([html.Th("figure"), *heads])),
+            html.Tbody([row for group in grouped(compared) for row in _compared_rows(*group)]),
+        ],
+        withRowBorders=True,
+        highlightOnHover=True,
+    )
     return dmc.Stack(
         [
+            dmc.Title("Compare runs", order=1, size="h3"),
             dmc.Alert(
                 html.Ul([html.Li(reason) for reason in advice.reasons]),
                 title=advice.text[:1].upper() + advice.text[1:],
                 color="gray" if advice.take is None else "teal",
             ),
-            dcc.Link("Lay their charts over each other", href=_over_each_other(compared)),
-            configuration_table(compared),
-            dmc.Table(
-                [
-                    html.Thead(html.Tr([html.Th(""), *heads])),
-                    html.Tbody([row for group in grouped(compared) for row in _compared_rows(*group)]),
-                ],
-                withRowBorders=True,
-                highlightOnHover=True,
+            html.Div(
+                [dcc.Link("All runs", href="/"), " · ",
+                 dcc.Link("All charts over each other", href=_over_each_other(compared))]
             ),
+            two_columns(
+                *(graph_panel(name, {name: {"figure": c.figure()}}) for name, c in figures.items())
+            ),
+            dmc.TableScrollContainer(table, minWidth=240 * len(heads)),
             dmc.Text(marks, size="xs", c="dimmed"),
+            configuration_table(compared),
         ],
+        id="comparison",
         gap="sm",
-    )
+    )  # fmt: skip
+
+
+_COMPARED_CHARTS = ("step-time", "memory")
 
 
 def _over_each_other(compared: Comparison) -> str:
@@ -192,5 +256,5 @@ def _compared_cell(row: Row, number: int) -> Any:
                 fw=700 if cell.marked else 400,
             ),
         ],
-        title=NOT_COMPARABLE if cell.doubtful else None,
+        title=NOT_COMPARABLE if cell.doubtful else format_cell(row, number),
     )

@@ -151,8 +151,11 @@ def write_html_page(
     Raises :class:`SourceError` when it cannot be made.
     """
     pages = draw_module("html_report")
-    columns = step_series(run, Store().folder(run.run)) if steps is None else steps
-    page = pages.run_page(run, columns, report_text(run), still=still)
+    store = Store()
+    columns = step_series(run, store.folder(run.run)) if steps is None else steps
+    past = [] if run.origin else findings_of_record(store.folder(run.run))
+    about = store.about(run.run)
+    page = pages.run_page(run, columns, report_text(run), past, about, still=still)
     with os_errors_as(SourceError, f"write {path}", ""):
         Path(path).write_text(page)
 
