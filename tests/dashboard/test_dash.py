@@ -654,6 +654,34 @@ def test_a_run_whose_collector_has_gone_is_shown_from_its_record(
     assert isinstance(feeds.hub.followed("train-1").source, StoreSource)
 
 
+def test_the_final_record_counts_where_its_collector_was_read_later(
+    growing: tuple[Growing, Feeds, Clock],
+) -> None:
+    """The collector goes on to answer for a while after it has saved the end."""
+    source, feeds, clock = growing
+    sent(feeds, Route(run="train-1"), {})
+    feeds.hub.store.save(run(rank(0), ended=True, taken_wall=DAY - 1000))
+    source.dead = True
+    clock.now += 5
+    body = sent(feeds, Route(run="train-1"), {})
+    assert body["props"]["state"]["children"] == "recorded"
+
+
+def test_a_run_that_was_deleted_is_not_shown_any_more(growing: tuple[Growing, Feeds, Clock]) -> None:
+    _, feeds, clock = growing
+    feeds.hub.store.save(run(rank(0), run="old", ended=True))
+    where = Route(run="old")
+    first = sent(feeds, where, {})
+    feeds.hub.store.remove("old")
+    clock.now += 5
+    for _ in range(2):  # an open tab, and another one later
+        with pytest.raises(RunNotFound, match="run old was deleted"):
+            sent(feeds, where, first["cursor"])
+    feeds.hub.store.save(run(rank(0), run="old", ended=True))
+    clock.now += 5
+    assert sent(feeds, where, first["cursor"])["cursor"]
+
+
 def test_a_moment_of_the_past_is_a_page_of_its_own(growing: tuple[Growing, Feeds, Clock]) -> None:
     _, feeds, _ = growing
     body = sent(feeds, Route(run="train-1", at=DAY + 5), {})
