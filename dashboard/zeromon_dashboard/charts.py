@@ -338,7 +338,7 @@ def difference_chart(overlaid: Chart) -> Chart | None:
 
     Of more than :data:`_MAX_DIFFERENCES` common steps, the medians of equal ranges are compared.
     """
-    (base_name, _), *others = overlaid.traces.items()
+    base_name = next(iter(overlaid.traces))
     ends = [(trace[0][0], trace[0][-1]) for trace in overlaid.traces.values() if trace[0]]
     first, last = max(end[0] for end in ends), min(end[1] for end in ends)
     width = max(1, math.ceil((last - first + 1) / _MAX_DIFFERENCES))
@@ -350,21 +350,25 @@ def difference_chart(overlaid: Chart) -> Chart | None:
         }
         for name, (x, y) in overlaid.traces.items()
     }
-    base = medians[base_name]
-    traces: dict[str, Trace] = {base_name: ([*base], [0.0] * len(base))}
-    for name, _ in others:
-        common = [step for step in medians[name] if step in base]
-        traces[name] = (common, [medians[name][step] - base[step] for step in common])
-    if not any(traces[name][0] for name, _ in others):
+    base = medians.pop(base_name)
+    changes = {
+        name: {step: value - base[step] for step, value in other.items() if step in base}
+        for name, other in medians.items()
+    }
+    if not any(changes.values()):
         return None
-    largest = max(abs(value or 0.0) for _, column in traces.values() for value in column)
+    largest = max(abs(value) for change in changes.values() for value in change.values())
     scale, unit = (GIB // MIB, "MiB") if overlaid.unit == "GiB" and largest < 0.5 else (1, overlaid.unit)
-    scaled = {name: (x, [scale * (value or 0.0) for value in y]) for name, (x, y) in traces.items()}
+    changes = {base_name: dict.fromkeys(base, 0.0), **changes}
+    traces: dict[str, Trace] = {
+        name: ([*change], [scale * value for value in change.values()])
+        for name, change in changes.items()
+    }
     window = f", median of each {width} steps" if width > 1 else ""
     title = f"{overlaid.title.partition(',')[0]}: difference from {base_name[:1]}{window}"
-    highest = max(value for _, column in scaled.values() for value in column)
+    highest = scale * max(value for change in changes.values() for value in change.values())
     span = round(min(end[0] for end in ends)), round(max(end[1] for end in ends))
-    return Chart(title, unit, scaled, 1.1 * max(highest, 0.1 * scale * largest) or 1.0, (), span)
+    return Chart(title, unit, traces, 1.1 * max(highest, 0.1 * scale * largest) or 1.0, (), span)
 
 
 def _empty_chart(spec: ChartSpec, series: Series, steps: tuple[int, int] | None) -> Chart:

@@ -6,6 +6,7 @@ Everything that comes from the run (names, commands, units) is hostile input and
 import base64
 import gzip
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -19,9 +20,9 @@ from plotly.utils import PlotlyJSONEncoder
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.snapshot.focus import first_counted
 from zeromon.snapshot.run import About
+from zeromon.storage.step_history.rows import Series
 from zeromon.traces.allocations import DeviceMemory
 from zeromon_dashboard import plotly_figures
-from zeromon_dashboard.charts import Series
 from zeromon_dashboard.layout import page_of, verdict_banner
 from zeromon_dashboard.page import Known, Parts
 from zeromon_dashboard.pages import overview
@@ -103,11 +104,7 @@ def _read(name: str) -> str:
 
 
 _TAGS = {"Title": "h2", "Text": "p", "TableThead": "thead", "Link": "a"}
-_ATTRIBUTES = {"className": "class", "colSpan": "colspan"} | {
-    name: name for name in ("id", "title", "href")
-}
-_LEFT_OUT = ("Clipboard",)
-"""Components that work only on the live page."""
+_ATTRIBUTES = {"className": "class", "id": "id", "title": "title", "href": "href"}
 
 
 def component_markup(component: Any, figures: dict[str, Any]) -> str:
@@ -120,7 +117,7 @@ def component_markup(component: Any, figures: dict[str, Any]) -> str:
         return escape(str(component))
     encoded = component.to_plotly_json()
     kind, props = encoded["type"], encoded["props"]
-    if kind in _LEFT_OUT:
+    if kind == "Clipboard":  # works only on the live page
         return ""
     if "figure" in props:
         figures[props["id"]] = props["figure"]
@@ -131,14 +128,9 @@ def component_markup(component: Any, figures: dict[str, Any]) -> str:
     if not is_plain:
         attributes["class"] = f"{kind} {attributes.get('class', '')}".strip()
     if style := props.get("style"):
-        pairs = (f"{_hyphenated(name)}:{value}" for name, value in style.items())
-        attributes["style"] = ";".join(pairs)
+        css_names = {name: re.sub("([A-Z])", r"-\1", name).lower() for name in style}
+        attributes["style"] = ";".join(f"{css_names[name]}:{value}" for name, value in style.items())
     written = "".join(f' {name}="{escape(str(value))}"' for name, value in attributes.items())
     label = props.get("title") if kind == "Alert" else None
     children = component_markup([label, props.get("children")], figures)
     return f"<{tag}{written}>{children}" + ("" if tag == "br" else f"</{tag}>")
-
-
-def _hyphenated(name: str) -> str:
-    """The name in CSS of a property of React: ``min-height`` of ``minHeight``."""
-    return "".join(f"-{character.lower()}" if character.isupper() else character for character in name)

@@ -61,18 +61,14 @@ def whatif_figure(content: dict[str, Any]) -> go.Figure:
             ("predicted", timed, "markers"), (PARETO, frontier, "lines+markers"),
         )
     ]  # fmt: skip
-    usable = content["usable_bytes"]
-    marks: dict[str, Any] = {}
-    if usable is not None:
-        at = {"x0": usable / size, "x1": usable / size, "yref": "paper", "y0": 0, "y1": 1}
-        name = {"text": f"usable: {human_bytes(usable)}", "x": usable / size, "yref": "paper", "y": 1}
-        marks = {
-            "shapes": [{"type": "line", "line": {"dash": "dash", "color": "#D55E00"}, **at}],
-            "annotations": [{"showarrow": False, "xanchor": "right", **name}],
-        }
     title = f"{content['model']}: memory of one of {content['devices']} devices against time"
     x, y = titled_axis(f"device memory, {unit}"), titled_axis("ms per sample")
-    return go.Figure(plotly_figure(data, escape(title), 380, xaxis=x, yaxis=y, **LEGEND_BELOW, **marks))
+    chart = go.Figure(plotly_figure(data, escape(title), 380, xaxis=x, yaxis=y, **LEGEND_BELOW))
+    if (usable := content["usable_bytes"]) is not None:
+        chart.add_vline(
+            x=usable / size, line_dash="dash", annotation_text=f"usable: {human_bytes(usable)}"
+        )
+    return chart
 
 
 PARETO = "no other is smaller and faster"
@@ -296,8 +292,8 @@ def sizes_figure(rank: RankSnapshot) -> dict[str, Any] | None:
         return None
     data = [
         {
-            "type": "bar", "name": row.op, "x": [bounds[n] for n in indexes],
-            "y": [row.calls[n] for n in indexes],
+            "type": "bar", "name": row.op, "marker": {"color": _operation_colour(rank, row.op)},
+            "x": [bounds[n] for n in indexes], "y": [row.calls[n] for n in indexes],
             "hovertemplate": "%{y} calls<extra>%{fullData.name}, %{x}</extra>",
         }
         for row in rank.communication.sizes
@@ -305,6 +301,14 @@ def sizes_figure(rank: RankSnapshot) -> dict[str, Any] | None:
     title, calls = f"Collectives of rank {rank.rank} by size", titled_axis("calls in timed steps")
     bars = {"barmode": "stack", **LEGEND_BELOW}
     return plotly_figure(data, title, 320, xaxis=titled_axis(""), yaxis=calls, **bars)
+
+
+def _operation_colour(rank: RankSnapshot, op: str) -> str:
+    """The colour of an operation, the same in all figures of a rank."""
+    communication = rank.communication
+    names = [row.op for row in communication.sizes] + [row.op for row in communication.traffic]
+    operations = sorted(set(names))
+    return COLOURS[operations.index(op) % len(COLOURS)]
 
 
 def bandwidth_figure(rank: RankSnapshot) -> dict[str, Any] | None:
@@ -317,7 +321,8 @@ def bandwidth_figure(rank: RankSnapshot) -> dict[str, Any] | None:
         mine = [row for row in rows if row.op == op]
         data.append(
             {
-                "type": "scatter", "mode": "markers", "name": op, "marker": {"size": 9},
+                "type": "scatter", "mode": "markers", "name": op,
+                "marker": {"size": 9, "color": _operation_colour(rank, op)},
                 "x": [row.nbytes / row.calls for row in mine],
                 "y": [(row.busbw_bytes_per_second or 0.0) / 1e9 for row in mine],
                 "customdata": [
@@ -339,7 +344,7 @@ def bandwidth_figure(rank: RankSnapshot) -> dict[str, Any] | None:
         data,
         f"Bus bandwidth of rank {rank.rank} by size of a call",
         320,
-        xaxis={**titled_axis("bytes a call"), "type": "log"},
+        xaxis={**titled_axis("bytes per call"), "type": "log", "dtick": "D2"},
         yaxis={**titled_axis("GB/s"), "rangemode": "tozero"},
         shapes=peak,
         **LEGEND_BELOW,
@@ -556,6 +561,7 @@ def lanes_figure(lanes: Lanes) -> dict[str, Any]:
         yaxis={
             **titled_axis(""), "tickvals": list(range(len(rows))),
             "ticktext": [escape(row.label) for row in rows], "range": [len(rows) - 0.5, -0.5],
+            "fixedrange": True,  # else a zoomed part does not show of which rank it is
         },
         shapes=[_step_boundary_line(lanes, begin_ns) for begin_ns in _step_begins(lanes).values()],
         annotations=[*_step_name_labels(lanes), *_late_arrival_arrows(lanes, rows)],

@@ -48,16 +48,11 @@ _RUNS: Columns[ListedRun] = (
 )
 
 
-def _full_cause(item: ListedRun) -> str:
-    return item.manifest.cause or item.watched_verdict
-
-
 def _verdict_text(item: ListedRun) -> str:
-    manifest = item.manifest
+    manifest, neutral_sign = item.manifest, SIGNS[Severity.INFO]
     if not item.live and not manifest.ended:
-        return f"{SIGNS[Severity.INFO]} not watched"
-    sign = _SIGNS.get(manifest.severity, SIGNS[Severity.INFO])
-    return f"{sign} {manifest.health or manifest.verdict}"
+        return f"{neutral_sign} not watched"
+    return f"{_SIGNS.get(manifest.severity, neutral_sign)} {manifest.health or manifest.verdict}"
 
 
 _SIGNS = {str(severity or ""): sign for severity, sign in SIGNS.items()}
@@ -68,52 +63,29 @@ def _duration_text(manifest: Manifest) -> str:
     return rough_time(seconds) if manifest.started_wall and seconds >= 0 else "n/a"
 
 
-_SPECIAL: dict[str, dict[str, Any]] = {
-    "verdict": {
-        "pinned": "left",
-        "width": 100,
-        "cellClassRules": {
-            str(severity): f"params.value.startsWith('{SIGNS[severity]}')"
-            for severity in (Severity.WARNING, Severity.CRITICAL)
-        },
-    },
-    "link": {
-        "pinned": "left",
-        "width": 140,
-        "headerName": "run",
-        "cellRenderer": "markdown",
-        "tooltipField": "command",
-        "filterValueGetter": {"function": "params.data.run"},
-    },
-    "why": {"minWidth": 110, "flex": 1, "tooltipField": "cause"},
-    "last steps": {
-        "width": 100,
-        "field": "pace",
-        "cellRenderer": "Spark",
-        "cellDataType": False,
-        "filter": False,
-        "sortable": False,
-        "tooltipField": None,
-    },
-    "step": {"width": 76},
-    "exposed": {"width": 92},
-    "memory": {"width": 106},
-    "steps": {"width": 64},
-    "ranks": {"width": 80},
-    "started": {"width": 138},
-    "duration": {"width": 82, "filter": False},
-    "notes": {"width": 120},
-}
-"""The widths in pixels, of which the sum fits a screen of 1440, and further properties of columns."""
 _WRAPPED = {"wrapText": True, "autoHeight": True}
+_SEVERE_CELLS = {
+    str(severity): f"params.value.startsWith('{SIGNS[severity]}')"
+    for severity in (Severity.WARNING, Severity.CRITICAL)
+}
+_SPECIAL: dict[str, dict[str, Any]] = {
+    "verdict": {"pinned": "left", "width": 100, "cellClassRules": _SEVERE_CELLS},
+    "link": {
+        **_WRAPPED, "pinned": "left", "width": 140, "headerName": "run", "cellRenderer": "markdown",
+        "tooltipField": "command", "filterValueGetter": {"function": "params.data.run"},
+    },
+    "why": {**_WRAPPED, "minWidth": 110, "flex": 1, "tooltipField": "cause"},
+    "last steps": {
+        "width": 100, "field": "pace", "cellRenderer": "Spark", "cellDataType": False,
+        "filter": False, "sortable": False, "tooltipField": None,
+    },
+    "step": {"width": 78}, "exposed": {"width": 92}, "memory": {"width": 106}, "steps": {"width": 64},
+    "ranks": {**_WRAPPED, "width": 80}, "started": {"width": 138},
+    "duration": {"width": 82, "filter": False}, "notes": {**_WRAPPED, "width": 120},
+}  # fmt: skip
+"""The widths in pixels, of which the sum fits a screen of 1440, and further properties of columns."""
 COLUMNS = [
-    {
-        **definition,
-        "flex": 0,
-        "minWidth": 60,
-        **(_WRAPPED if definition["field"] in ("why", "link", "notes", "ranks") else {}),
-        **_SPECIAL[definition["field"]],
-    }
+    {**definition, "flex": 0, "minWidth": 60, **_SPECIAL[definition["field"]]}
     for definition in grid_columns(_RUNS)
 ]
 
@@ -156,9 +128,9 @@ def run_table_rows(items: Sequence[ListedRun]) -> list[dict[str, Any]]:
     """The rows of the table of runs."""
     return [
         {
-            "id": item.manifest.run, "run": item.manifest.run,
-            "command": " ".join(item.manifest.command), "cause": _full_cause(item),
-            "pace": item.manifest.pace_seconds, **grid_cells(_RUNS, item),
+            "id": item.manifest.run, "run": item.manifest.run, "pace": item.manifest.pace_seconds,
+            "command": " ".join(item.manifest.command),
+            "cause": item.manifest.cause or item.watched_verdict, **grid_cells(_RUNS, item),
         }
         for item in items
     ]  # fmt: skip
@@ -174,7 +146,7 @@ def comparison_view(compared: Comparison, drawn: Mapping[str, Chart]) -> Any:
     marks = f"Coloured figures differ significantly from {letter(0)}."
     if any(cell.doubtful for row in compared.rows for cell in row.cells):
         marks += f" Those with ? are {NOT_COMPARABLE}."
-    figures = {name: drawn[name] for name in _COMPARED_CHARTS if name in drawn}
+    figures = {name: drawn[name] for name in ("step-time", "memory")}
     for name, chart in list(figures.items()):
         if difference := chart.traces and difference_chart(chart):
             figures[f"{name}-difference"] = difference
@@ -183,7 +155,6 @@ def comparison_view(compared: Comparison, drawn: Mapping[str, Chart]) -> Any:
             html.Thead(html.Tr([html.Th("figure"), *heads])),
             html.Tbody([row for group in grouped(compared) for row in _compared_rows(*group)]),
         ],
-        withRowBorders=True,
         highlightOnHover=True,
     )
     return dmc.Stack(
@@ -208,9 +179,6 @@ def comparison_view(compared: Comparison, drawn: Mapping[str, Chart]) -> Any:
         id="comparison",
         gap="sm",
     )  # fmt: skip
-
-
-_COMPARED_CHARTS = ("step-time", "memory")
 
 
 def _over_each_other(compared: Comparison) -> str:

@@ -183,7 +183,7 @@ def number_column(name: str, title: str) -> dict[str, Any]:
         "useValueFormatterForExport": False,
         "filter": "agNumberColumnFilter",
         "floatingFilter": False,
-        "minWidth": 30 + 8 * len(title),
+        "minWidth": 46 + 7 * len(title),
     }
 
 
