@@ -115,18 +115,18 @@ def _lost_page(route: Route) -> Any:
     return trouble_alert(f"there is no page /{route.unknown}", "", _ways_out(named))
 
 
-def _ways_out(route: Route, like: Sequence[str] = ()) -> dict[str, str]:
-    """Ways out of an address that cannot be shown: runs whose names are *like* its own, and all runs."""
-    names = dict.fromkeys([*like, *([] if like or not route.run else [route.run])])
+def _ways_out(route: Route, like: Sequence[str] | None = None) -> dict[str, str]:
+    """Ways out of an address that cannot be shown: its run, or the runs *like* it, and all runs."""
+    names = like if like is not None else [route.run] if route.run else []
     return {f"run {name}": Route(run=name).address for name in names} | {"all runs": "/"}
 
 
 def _similar_runs(hub: Hub, route: Route) -> list[str]:
-    """The names of runs that are like the one that was not found; all, where none is and few are."""
+    """The names of runs that are like the one that was not found; the newest, where none is."""
     run_names = [item.manifest.run for item in hub.runs()]
     if route.run in run_names:
         return [route.run]
-    return get_close_matches(route.run, run_names, 5, 0.5)
+    return get_close_matches(route.run, run_names, 5, 0.5) or run_names[:5]
 
 
 def _runs_view(hub: Hub, route: Route) -> Any:

@@ -103,7 +103,7 @@ class Chart:
             self.title if self.titled else "",
             self.height + 60 * is_crowded,
             **(LEGEND_BELOW if is_crowded else {}),
-            margin={"l": 60, "r": 16, "t": 44 if self.titled else 24, "b": 44},
+            margin={"l": 60, "r": 16, "t": 60 if self.titled else 24, "b": 44},
             xaxis={**step_axis(self.steps), **({"dtick": 1} if 0 < self.last < FEW else {})},
             yaxis={**titled_axis(self.unit), "range": [min(0.0, 1.1 * low), top], "fixedrange": True},
             uirevision=str(self.steps),  # else a zoom of before outlives a new range
@@ -143,13 +143,13 @@ class Chart:
 def plotly_figure(data: list[Any], title: str, height: int, **layout: Any) -> dict[str, Any]:
     """A figure of the traces *data*; *layout*: of its layout, beside what all figures share."""
     shared = {
-        "title": {"text": title, "font": {"size": 14}, "x": 0.01, "xanchor": "left"},
+        # The title above the legend: beside it, both would overlap on a narrow screen
+        "title": {"text": title, "font": {"size": 14}, "x": 0.01, "y": 0.97, "yanchor": "top"},
         "height": height,
-        "margin": {"l": 60, "r": 16, "t": 44, "b": 44},
+        "margin": {"l": 60, "r": 16, "t": 60, "b": 44},
         "font": {"color": INK, "size": 12},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "colorway": list(COLOURS),
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
         "uirevision": "kept",
         "hoverlabel": _HOVER_LABEL,

@@ -51,14 +51,15 @@ def whatif_figure(content: dict[str, Any]) -> go.Figure:
     frontier = sorted((p for p in timed if p["pareto"]), key=lambda p: p["bytes"]["device"])
     data = [
         {
-            "type": "scatter", "name": name, "mode": mode, "marker": {"size": 9},
+            "type": "scatter", "name": name, "mode": mode, "marker": {"size": 9, "color": colour},
             "x": [p["bytes"]["device"] / size for p in points],
             "y": [1e3 * p["step_seconds"] / p["samples"] for p in points],
             "text": [*map(change_text, points)],
             "hovertemplate": "%{text}<br>%{x:.2f} " + unit + ", %{y:.2f} ms<extra></extra>",
         }
-        for name, points, mode in (
-            ("predicted", timed, "markers"), (PARETO, frontier, "lines+markers"),
+        for name, points, mode, colour in (
+            ("predicted", timed, "markers", COLOURS[0]),
+            (PARETO, frontier, "lines+markers", COLOURS[1]),
         )
     ]  # fmt: skip
     title = f"{content['model']}: memory of one of {content['devices']} devices against time"
@@ -258,7 +259,7 @@ def role_bands_figure(bands: RoleBands) -> dict[str, Any]:
         for name, values in bands.bands.items()
     ]  # fmt: skip
     above_zero = {**titled_axis(f"{unit}, {measure}"), "rangemode": "tozero"}
-    unified = {"hovermode": "x unified", **LEGEND_BELOW}
+    unified = {"hovermode": "x unified", "colorway": list(COLOURS), **LEGEND_BELOW}
     return plotly_figure(data, title, 360, xaxis=step_axis(None), yaxis=above_zero, **unified)
 
 
@@ -268,7 +269,8 @@ def unit_peaks_figure(rank: RankSnapshot) -> dict[str, Any] | None:
     if not units:
         return None
     data = {
-        "type": "scatter", "mode": "lines+markers", "line": {"shape": "hvh", "width": 1.6},
+        "type": "scatter", "mode": "lines+markers",
+        "line": {"shape": "hvh", "width": 1.6, "color": COLOURS[0]},
         "x": [shorten_name(unit.fqn or "(root)") for unit in units],
         "y": [unit.peak_allocated_bytes / GIB for unit in units],
         "customdata": [unit.fqn for unit in units],
@@ -390,7 +392,7 @@ def own_time_figure(
     return plotly_figure(
         [data],
         "Step time without waiting, against the median",
-        120 + min(500, 26 * len(z)),
+        136 + min(500, 26 * len(z)),
         xaxis=step_axis(steps),
         uirevision=str(steps),
         yaxis={**_FROM_THE_TOP, "fixedrange": True},
@@ -443,7 +445,7 @@ def rank_map_figure(run: RunSnapshot, metric: str) -> dict[str, Any]:
     return plotly_figure(
         [data],
         f"All {subject}: {mapped.label}" + ("" if values else ": n/a"),
-        120 + max(60, high * len(rows)),
+        136 + max(60, high * len(rows)),
         xaxis={"visible": False},
         yaxis={
             **titled_axis(""), "autorange": "reversed", "visible": bool(names), "showgrid": False,

@@ -183,7 +183,7 @@ def number_column(name: str, title: str) -> dict[str, Any]:
         "useValueFormatterForExport": False,
         "filter": "agNumberColumnFilter",
         "floatingFilter": False,
-        "minWidth": 46 + 7 * len(title),
+        "minWidth": 30 + round(6.5 * len(title)),
     }
 
 
@@ -191,16 +191,18 @@ def grid_columns(columns: Columns[Row], sort_by: str = "") -> list[dict[str, Any
     """The definitions of *columns*; rows are sorted by the column *sort_by*, the largest value first."""
     definitions = map(_grid_column, columns)
     return [
-        {**definition, "sort": "desc"} if definition["field"] == sort_by else definition
+        {**definition, "sort": "desc", "minWidth": definition["minWidth"] + 22}  # of its arrow
+        if definition["field"] == sort_by
+        else definition
         for definition in definitions
     ]
 
 
 def _grid_column(column: Column[Row]) -> dict[str, Any]:
     if column.unit is INDEX:
-        return text_column(column.name, column.name, 70, minWidth=70, filter="agNumberColumnFilter")
+        return text_column(column.name, column.name, 60, minWidth=60, filter=False)
     if column.unit is TEXT:
-        width = 16 + 8 * max(column.width, len(column.name) + 3)
+        width = 16 + 7 * max(column.width, len(column.name) + 3)
         return text_column(column.name, column.name, minWidth=width)
     return number_column(column.name, column.heading)
 
