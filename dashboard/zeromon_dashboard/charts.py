@@ -47,7 +47,7 @@ INK, LINE = "#868e96", "rgba(134,142,150,0.22)"
 _HOVER_LABEL = {
     "namelength": -1, "bgcolor": "#1c2329", "bordercolor": INK, "font": {"color": "#f1f3f5", "size": 12},
 }  # fmt: skip
-"""The same on a light and on a dark page: a colour of a line would not be legible behind the text."""
+"""Legible on a light and on a dark page, unlike text on the colour of a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,21 +339,21 @@ def difference_chart(overlaid: Chart) -> Chart | None:
     Of more than :data:`_MAX_DIFFERENCES` common steps, the medians of equal ranges are compared.
     """
     base_name = next(iter(overlaid.traces))
-    ends = [(trace[0][0], trace[0][-1]) for trace in overlaid.traces.values() if trace[0]]
-    first, last = max(end[0] for end in ends), min(end[1] for end in ends)
-    width = max(1, math.ceil((last - first + 1) / _MAX_DIFFERENCES))
+    spans = [(steps[0], steps[-1]) for steps, _ in overlaid.traces.values() if steps]
+    first_step, last_step = max(span[0] for span in spans), min(span[1] for span in spans)
+    width = max(1, math.ceil((last_step - first_step + 1) / _MAX_DIFFERENCES))
     medians = {
         name: {
             step: statistics.median(values)
             for step, values in _values_by_step([step // width * width for step in x], y).items()
-            if first // width * width <= step <= last
+            if first_step // width * width <= step <= last_step
         }
         for name, (x, y) in overlaid.traces.items()
     }
     base = medians.pop(base_name)
     changes = {
-        name: {step: value - base[step] for step, value in other.items() if step in base}
-        for name, other in medians.items()
+        name: {step: value - base[step] for step, value in by_step.items() if step in base}
+        for name, by_step in medians.items()
     }
     if not any(changes.values()):
         return None
@@ -367,8 +367,8 @@ def difference_chart(overlaid: Chart) -> Chart | None:
     window = f", median of each {width} steps" if width > 1 else ""
     title = f"{overlaid.title.partition(',')[0]}: difference from {base_name[:1]}{window}"
     highest = scale * max(value for change in changes.values() for value in change.values())
-    span = round(min(end[0] for end in ends)), round(max(end[1] for end in ends))
-    return Chart(title, unit, traces, 1.1 * max(highest, 0.1 * scale * largest) or 1.0, (), span)
+    axis_steps = round(min(span[0] for span in spans)), round(max(span[1] for span in spans))
+    return Chart(title, unit, traces, 1.1 * max(highest, 0.1 * scale * largest) or 1.0, (), axis_steps)
 
 
 def _empty_chart(spec: ChartSpec, series: Series, steps: tuple[int, int] | None) -> Chart:

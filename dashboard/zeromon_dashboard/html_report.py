@@ -36,21 +36,21 @@ def run_page(
     series: Series,
     report: str,
     findings: Sequence[Finding] = (),
-    about: About | None = None,
+    annotation: About | None = None,
     *,
     still: bool = False,
 ) -> str:
     """The whole page. *series*: the run's steps by rank; *report*: the text for the terminal.
 
-    *findings*: all of the run's record; *about*: what its user wrote. *still*: for a picture.
+    *findings*: all of the run's record; *annotation*: what its user wrote. *still*: for a picture.
     """
     route, span = Route(run=run.run), (run.started_wall, run.taken_wall)
-    page = page_of(Known(route, run, series, findings, span, about=about or About()))
+    page = page_of(Known(route, run, series, findings, span, about=annotation or About()))
     props: Parts = {**page.parts, **{n: {"figure": c.figure()} for n, c in page.charts.items()}}
     counted = first_counted(run.ranks) or next(iter(run.ranks), None)
     drawings = {"roles": plotly_figures.roles_figure, "peaks": plotly_figures.unit_peaks_figure}
-    figures = {name: draw(counted) for name, draw in drawings.items()} if counted else {}
-    memory = {name: {"figure": figure} for name, figure in figures.items() if figure is not None}
+    drawn = {name: draw(counted) for name, draw in drawings.items()} if counted else {}
+    memory = {name: {"figure": plot} for name, plot in drawn.items() if plot is not None}
     body = [
         html.Div([html.H1(run.run), html.P(**props["facts"])], className="Group"),
         html.Div(**props["about"]),
@@ -79,10 +79,10 @@ def memory_page(name: str, devices: Sequence[DeviceMemory], report: str) -> str:
 
 
 def _page_markup(title: str, body: Sequence[Any], report: str, *, still: bool) -> str:
-    figures: dict[str, Any] = {}
-    content = component_markup(body, figures)
+    plots: dict[str, Any] = {}
+    content = component_markup(body, plots)
     # A name with a tag in it would end the script
-    encoded = json.dumps(figures, cls=PlotlyJSONEncoder).replace("<", "\\u003c")
+    encoded = json.dumps(plots, cls=PlotlyJSONEncoder).replace("<", "\\u003c")
     if still:  # a browser that takes a picture does not wait until plotly is unpacked
         plotly = f"<script>{get_plotlyjs()}</script>"
     else:
@@ -107,12 +107,12 @@ _TAGS = {"Title": "h2", "Text": "p", "TableThead": "thead", "Link": "a"}
 _ATTRIBUTES = {"className": "class", "id": "id", "title": "title", "href": "href"}
 
 
-def component_markup(component: Any, figures: dict[str, Any]) -> str:
-    """A component of the dashboard, and all in it, as HTML; the figures in it are added to *figures*."""
+def component_markup(component: Any, plots: dict[str, Any]) -> str:
+    """A component of the dashboard, and all in it, as HTML; the figures in it are added to *plots*."""
     if component is None or component == "":
         return ""
     if isinstance(component, (list, tuple)):
-        return "".join(component_markup(child, figures) for child in component)
+        return "".join(component_markup(child, plots) for child in component)
     if not isinstance(component, Component):
         return escape(str(component))
     encoded = component.to_plotly_json()
@@ -120,7 +120,7 @@ def component_markup(component: Any, figures: dict[str, Any]) -> str:
     if kind == "Clipboard":  # works only on the live page
         return ""
     if "figure" in props:
-        figures[props["id"]] = props["figure"]
+        plots[props["id"]] = props["figure"]
         return f"<div id='{escape(props['id'])}' class='Graph'></div>"
     is_plain = encoded["namespace"] == "dash_html_components"
     tag = kind.lower() if is_plain else _TAGS.get(kind, "div")
@@ -130,7 +130,7 @@ def component_markup(component: Any, figures: dict[str, Any]) -> str:
     if style := props.get("style"):
         css_names = {name: re.sub("([A-Z])", r"-\1", name).lower() for name in style}
         attributes["style"] = ";".join(f"{css_names[name]}:{value}" for name, value in style.items())
-    written = "".join(f' {name}="{escape(str(value))}"' for name, value in attributes.items())
+    encoded_attributes = "".join(f' {name}="{escape(str(value))}"' for name, value in attributes.items())
     label = props.get("title") if kind == "Alert" else None
-    children = component_markup([label, props.get("children")], figures)
-    return f"<{tag}{written}>{children}" + ("" if tag == "br" else f"</{tag}>")
+    children = component_markup([label, props.get("children")], plots)
+    return f"<{tag}{encoded_attributes}>{children}" + ("" if tag == "br" else f"</{tag}>")

@@ -149,10 +149,10 @@ def ledger_figure(run: RunSnapshot) -> dict[str, Any] | None:
         return None
     names = [*map(cause_text, job.rows), "all"]
     shares = [human_ratio(job.share(row)) for row in job.rows]
-    begins = [*accumulate((row.seconds for row in job.rows), initial=0.0)]
+    start_seconds = [*accumulate((row.seconds for row in job.rows), initial=0.0)]
     data = {
         "type": "bar", "orientation": "h", "y": names,
-        "base": [*begins[:-1], 0], "x": [*(row.seconds for row in job.rows), job.rank_seconds],
+        "base": [*start_seconds[:-1], 0], "x": [*(row.seconds for row in job.rows), job.rank_seconds],
         "text": [*shares, human_seconds(job.rank_seconds)],
         "textposition": "outside", "cliponaxis": False,
         "marker": {"color": [*(_CAUSE_COLOURS.get(row.cause, _OWN) for row in job.rows), LINE]},

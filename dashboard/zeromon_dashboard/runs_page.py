@@ -42,7 +42,7 @@ _RUNS: Columns[ListedRun] = (
     Column("memory", lambda i: n if (n := i.manifest.memory_bytes) >= 0 else None, BYTES),
     Column("steps", lambda i: i.manifest.steps, COUNT),
     Column("ranks", lambda i: f"{i.manifest.ranks} {i.manifest.strategy}"),
-    Column("started", lambda i: clock(wall)[:-3] if (wall := i.manifest.started_wall) else "n/a"),
+    Column("started", lambda i: clock(started)[:-3] if (started := i.manifest.started_wall) else "n/a"),
     Column("duration", lambda i: _duration_text(i.manifest)),
     Column("notes", lambda i: ", ".join(filter(None, (*i.about.tags, i.about.note)))),
 )
@@ -146,10 +146,10 @@ def comparison_view(compared: Comparison, drawn: Mapping[str, Chart]) -> Any:
     marks = f"Coloured figures differ significantly from {letter(0)}."
     if any(cell.doubtful for row in compared.rows for cell in row.cells):
         marks += f" Those with ? are {NOT_COMPARABLE}."
-    figures = {name: drawn[name] for name in ("step-time", "memory")}
-    for name, chart in list(figures.items()):
+    plots = {name: drawn[name] for name in ("step-time", "memory")}
+    for name, chart in list(plots.items()):
         if difference := chart.traces and difference_chart(chart):
-            figures[f"{name}-difference"] = difference
+            plots[f"{name}-difference"] = difference
     table = dmc.Table(
         [
             html.Thead(html.Tr([html.Th("figure"), *heads])),
@@ -170,7 +170,7 @@ def comparison_view(compared: Comparison, drawn: Mapping[str, Chart]) -> Any:
                  dcc.Link("All charts over each other", href=_over_each_other(compared))]
             ),
             two_columns(
-                *(graph_panel(name, {name: {"figure": c.figure()}}) for name, c in figures.items())
+                *(graph_panel(name, {name: {"figure": c.figure()}}) for name, c in plots.items())
             ),
             dmc.TableScrollContainer(table, minWidth=240 * len(heads)),
             dmc.Text(marks, size="xs", c="dimmed"),

@@ -154,8 +154,8 @@ def write_html_page(
     store = Store()
     columns = step_series(run, store.folder(run.run)) if steps is None else steps
     past = [] if run.origin else findings_of_record(store.folder(run.run))
-    about = store.about(run.run)
-    page = pages.run_page(run, columns, report_text(run), past, about, still=still)
+    annotation = store.about(run.run)
+    page = pages.run_page(run, columns, report_text(run), past, annotation, still=still)
     with os_errors_as(SourceError, f"write {path}", ""):
         Path(path).write_text(page)
 
