@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import axe_playwright_python
 import pytest
@@ -247,6 +248,15 @@ def test_every_page_loads_without_an_error_and_asks_nobody_else(site: Site, tab:
     assert tab.page.title() == "runs · zeromon"
     hidden_width = "view => view.scrollWidth - view.clientWidth"
     assert tab.page.eval_on_selector("#run-table .ag-center-cols-viewport", hidden_width) <= 0
+    tab.page.locator("#run-table .ag-floating-filter-input input").nth(1).fill("evil")
+    wait_for(lambda: tab.page.url.endswith("/?is-link=evil"))
+    tab.page.locator("#run-table .ag-header-cell-text", has_text="step, ms").click()
+    wait_for(lambda: "sort=step:asc" in unquote(tab.page.url))
+    tab.go(tab.page.url)
+    wait_for(
+        lambda: tab.page.locator("#run-table [col-id=link]").all_inner_texts() == ["run", "", "evil"]
+    )
+    assert "sort=step:asc" in unquote(tab.page.url)
     tab.go(f"{site.base}/?compare=live-run,evil")
     tab.open_all()
     assert tab.barriers() == [] and tab.page.title() == "live-run against evil · zeromon"

@@ -161,7 +161,7 @@ def write_html_page(
 
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "microsoft-edge")
-_PAGE_WIDTH, _MAX_HEIGHT, _FIGURES_HEIGHT, _LINE_HEIGHT = 1160, 16_000, 2200, 19
+_PAGE_WIDTH, _MAX_HEIGHT, _FIGURES_HEIGHT, _LINE_HEIGHT = 1160, 16_000, 2700, 19
 _PATIENCE_SECONDS = 60
 
 
@@ -171,7 +171,7 @@ def write_page_png(run: RunSnapshot, path: str, *, steps: Series | None = None) 
     if browser is None:
         raise SourceError("a PNG needs Chromium or Chrome", "Write FILE.html, or install one.")
     row_count = report_text(run).count("\n")
-    row_count += sum(10 if finding.remedy else 3 for finding in run.findings)
+    row_count += sum(12 if finding.remedy else 8 for finding in run.findings)
     high = min(_MAX_HEIGHT, _FIGURES_HEIGHT + _LINE_HEIGHT * row_count)
     with tempfile.TemporaryDirectory(prefix="zeromon-") as folder:
         page, snapshot = Path(folder) / "page.html", Path(folder) / "page.png"
