@@ -12,6 +12,7 @@ from zeromon.readout.charts import list_names
 from zeromon.snapshot.focus import first_counted
 from zeromon.sources.base import sample_snapshots
 from zeromon_dashboard import runs_page
+from zeromon_dashboard.charts import overlaid_charts
 from zeromon_dashboard.feed import Feeds
 from zeromon_dashboard.hub import Hub
 from zeromon_dashboard.layout import page_skeleton
@@ -114,28 +115,29 @@ def _lost_page(route: Route) -> Any:
     return trouble_alert(f"there is no page /{route.unknown}", "", _ways_out(named))
 
 
-def _ways_out(route: Route, like: Sequence[str] = ()) -> dict[str, str]:
-    """Ways out of an address that cannot be shown: runs whose names are *like* its own, and all runs."""
-    names = dict.fromkeys([*like, *([] if like or not route.run else [route.run])])
+def _ways_out(route: Route, like: Sequence[str] | None = None) -> dict[str, str]:
+    """Ways out of an address that cannot be shown: its run, or the runs *like* it, and all runs."""
+    names = like if like is not None else [route.run] if route.run else []
     return {f"run {name}": Route(run=name).address for name in names} | {"all runs": "/"}
 
 
 def _similar_runs(hub: Hub, route: Route) -> list[str]:
-    """The names of runs that are like the one that was not found; all, where none is and few are."""
+    """The names of runs that are like the one that was not found; the newest, where none is."""
     run_names = [item.manifest.run for item in hub.runs()]
     if route.run in run_names:
         return [route.run]
-    return get_close_matches(route.run, run_names, 5, 0.5)
+    return get_close_matches(route.run, run_names, 5, 0.5) or run_names[:5]
 
 
 def _runs_view(hub: Hub, route: Route) -> Any:
-    comparison: Any = None
-    if len(route.compared) > 1:
-        try:
-            comparison = runs_page.comparison_view(hub.compared(route.compared))
-        except ZeromonError as error:
-            comparison = trouble_alert(str(error), error.hint)
-    return runs_page.runs_page(hub.runs(), comparison)
+    if len(route.compared) < 2:
+        return runs_page.runs_page(hub.runs())
+    try:
+        followed_runs = [hub.followed(name) for name in route.compared]
+        drawn = [(f.newest().run, f.series((), 0, None)[1]) for f in followed_runs]
+        return runs_page.comparison_view(hub.compared(route.compared), overlaid_charts(drawn))
+    except ZeromonError as error:
+        return trouble_alert(str(error), error.hint, {"all runs": "/"})
 
 
 # ---- in the browser: the functions of assets/zeromon.js ---------------------------------------------
@@ -152,6 +154,7 @@ def _in_browser() -> Iterator[tuple[Any, ...]]:
         *(Output(f"nav-{name}", "active") for name in ("runs", *PAGES)), Output("pages", "style"),
         Input("route", "data"),
     )  # fmt: skip
+    yield "listed", Output("sink", "data"), Input("run-table", "id")
     yield "dark", Output("theme", "forceColorScheme"), Input("dark", "checked")
     yield "remembered", Output("dark", "checked"), Input("url", "id")
 

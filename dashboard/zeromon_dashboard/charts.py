@@ -5,6 +5,7 @@ only their new points. Figures are plain dictionaries of lists: plotly's own cla
 milliseconds on checks that a test makes, and a browser cannot append to arrays.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,10 +38,16 @@ _WARM_UP = 3
 FEW = 8
 """With fewer steps, an axis has a mark for each."""
 _MAX_BESIDE_TITLE, _MAX_CHARACTERS = 4, 36
+SUM = "sum"
+"""The line of the sum over the ranks; the colours of the palette are for ranks and runs."""
 LEGEND_BELOW = {"legend": {"orientation": "h", "y": -0.32, "yanchor": "top", "x": 0}}
 """For more traces than fit beside the title of a chart of half the page's width."""
 INK, LINE = "#868e96", "rgba(134,142,150,0.22)"
 """Legible on a light and on a dark page, so that switching does not need new figures."""
+_HOVER_LABEL = {
+    "namelength": -1, "bgcolor": "#1c2329", "bordercolor": INK, "font": {"color": "#f1f3f5", "size": 12},
+}  # fmt: skip
+"""Legible on a light and on a dark page, unlike text on the colour of a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +81,17 @@ class Chart:
 
     def figure(self) -> dict[str, Any]:
         """The chart as a figure of plotly."""
+        # The sum counts as no line, so that a rank has one colour in every chart
+        numbers = {name: n for n, name in enumerate(name for name in self.traces if name != SUM)}
+        colours = {name: COLOURS[n % len(COLOURS)] for name, n in numbers.items()}
         scatters = [
             {
                 "type": "scatter", "mode": "lines" if len(x) > 1 else "markers",
                 "name": name, "x": x, "y": y, "connectgaps": True,
-                "line": {"width": 1.6, "color": COLOURS[n % len(COLOURS)]},
+                "line": {"width": 1.6, "color": colours.get(name, INK)},
                 "hovertemplate": "%{y:.4g} " + self.unit,
             }
-            for n, (name, (x, y)) in enumerate(self.traces.items())
+            for name, (x, y) in self.traces.items()
         ]  # fmt: skip
         if not any(x for x, _ in self.traces.values()):
             return empty_figure(self.title if self.titled else "")
@@ -93,7 +103,7 @@ class Chart:
             self.title if self.titled else "",
             self.height + 60 * is_crowded,
             **(LEGEND_BELOW if is_crowded else {}),
-            margin={"l": 60, "r": 16, "t": 44 if self.titled else 24, "b": 44},
+            margin={"l": 60, "r": 16, "t": 60 if self.titled else 24, "b": 44},
             xaxis={**step_axis(self.steps), **({"dtick": 1} if 0 < self.last < FEW else {})},
             yaxis={**titled_axis(self.unit), "range": [min(0.0, 1.1 * low), top], "fixedrange": True},
             uirevision=str(self.steps),  # else a zoom of before outlives a new range
@@ -133,17 +143,16 @@ class Chart:
 def plotly_figure(data: list[Any], title: str, height: int, **layout: Any) -> dict[str, Any]:
     """A figure of the traces *data*; *layout*: of its layout, beside what all figures share."""
     shared = {
-        "title": {"text": title, "font": {"size": 14}, "x": 0.01, "xanchor": "left"},
+        # The title above the legend: beside it, both would overlap on a narrow screen
+        "title": {"text": title, "font": {"size": 14}, "x": 0.01, "y": 0.97, "yanchor": "top"},
         "height": height,
-        "margin": {"l": 60, "r": 16, "t": 44, "b": 44},
+        "margin": {"l": 60, "r": 16, "t": 60, "b": 44},
         "font": {"color": INK, "size": 12},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "colorway": list(COLOURS),
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
         "uirevision": "kept",
-        "hoverlabel": {"namelength": -1},
-        "modebar": {"orientation": "v", "bgcolor": "rgba(0,0,0,0)", "color": INK},
+        "hoverlabel": _HOVER_LABEL,
     }
     return {"data": data, "layout": {**shared, **layout}}
 
@@ -162,7 +171,8 @@ def titled_axis(title: str) -> dict[str, Any]:
 def step_axis(steps: tuple[int, int] | None) -> dict[str, Any]:
     """The axis of steps, from the first to the last of *steps*; a drag over it chooses others."""
     span = {} if steps is None else {"range": [steps[0] - 0.5, steps[1] + 0.5]}
-    return {**titled_axis("step"), **span, "tickformat": ",d", "hoverformat": ",d"}
+    head = {"unifiedhovertitle": {"text": "step %{x:,d}"}}
+    return {**titled_axis("step"), **span, **head, "tickformat": ",d", "hoverformat": ",d"}
 
 
 def _level_line(mark: Mark) -> dict[str, Any]:
@@ -299,13 +309,14 @@ def _overlaid_chart(
 ) -> Chart | None:
     read_value, scale, unit = _scaled_reader(spec)
     trace_name = "highest rank" if spec.pool else "median rank"
-    traces, missing, top = {}, [], 0.0
+    traces, missing, top = dict[str, Trace](), [], 0.0
     for number, (run, series) in enumerate(runs):
         name = f"{letter(number)} {run.run}"
         has_chart = spec in specs.charts_of(run.ranks)
         column = _column_of(rows[id(series)], read_value, scale) if has_chart else []
         if all(value is None for value in column):
             missing.append(letter(number))
+            traces[name] = ([], [])  # so that the others keep their colours
             continue
         rank_traces = (
             traces_by_rank(series, column)
@@ -316,7 +327,48 @@ def _overlaid_chart(
         top = max(top, _top_of_axis(*rank_traces[trace_name]))
     lacking = f"; n/a of {', '.join(missing)}" if missing else ""
     title = f"{_chart_title(spec)}, {trace_name}{lacking}"
-    return Chart(title, unit, traces, top, (), steps) if traces else None
+    return Chart(title, unit, traces, top, (), steps) if len(missing) < len(runs) else None
+
+
+_MAX_DIFFERENCES = 200
+
+
+def difference_chart(overlaid: Chart) -> Chart | None:
+    """The distance of each line of *overlaid* from its first one; None without a common step.
+
+    Of more than :data:`_MAX_DIFFERENCES` common steps, the medians of equal ranges are compared.
+    """
+    base_name = next(iter(overlaid.traces))
+    spans = [(steps[0], steps[-1]) for steps, _ in overlaid.traces.values() if steps]
+    first_step, last_step = max(span[0] for span in spans), min(span[1] for span in spans)
+    width = max(1, math.ceil((last_step - first_step + 1) / _MAX_DIFFERENCES))
+    medians = {
+        name: {
+            step: statistics.median(values)
+            for step, values in _values_by_step([step // width * width for step in x], y).items()
+            if first_step // width * width <= step <= last_step
+        }
+        for name, (x, y) in overlaid.traces.items()
+    }
+    base = medians.pop(base_name)
+    changes = {
+        name: {step: value - base[step] for step, value in by_step.items() if step in base}
+        for name, by_step in medians.items()
+    }
+    if not any(changes.values()):
+        return None
+    largest = max(abs(value) for change in changes.values() for value in change.values())
+    scale, unit = (GIB // MIB, "MiB") if overlaid.unit == "GiB" and largest < 0.5 else (1, overlaid.unit)
+    changes = {base_name: dict.fromkeys(base, 0.0), **changes}
+    traces: dict[str, Trace] = {
+        name: ([*change], [scale * value for value in change.values()])
+        for name, change in changes.items()
+    }
+    window = f", median of each {width} steps" if width > 1 else ""
+    title = f"{overlaid.title.partition(',')[0]}: difference from {base_name[:1]}{window}"
+    highest = scale * max(value for change in changes.values() for value in change.values())
+    axis_steps = round(min(span[0] for span in spans)), round(max(span[1] for span in spans))
+    return Chart(title, unit, traces, 1.1 * max(highest, 0.1 * scale * largest) or 1.0, (), axis_steps)
 
 
 def _empty_chart(spec: ChartSpec, series: Series, steps: tuple[int, int] | None) -> Chart:
@@ -350,7 +402,7 @@ def _chart_of_spec(
         # The sum over the ranks of each step that all of them have taken
         ranks, by_step = len(set(series["rank"])), _values_by_step(series["step"], column)
         complete = {step: sum(values) for step, values in by_step.items() if len(values) == ranks}
-        traces = {"sum": reduce_points(list(complete), list(complete.values())), **traces}
+        traces = {SUM: reduce_points(list(complete), list(complete.values())), **traces}
     if len(set(series["rank"])) == 1:
         for name, read_other in spec.beside:
             traces[name] = reduce_points(series["step"], _column_of(rows, read_other, scale))

@@ -1,144 +1,136 @@
-"""A run as one HTML file that opens without a network: the verdict first, then evidence. Pure.
+"""A run as one HTML file that opens without a network: its Overview page, then more evidence. Pure.
 
 Everything that comes from the run (names, commands, units) is hostile input and is escaped.
 """
 
+import base64
+import gzip
+import json
+import re
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
+from dash import html
+from dash.development.base_component import Component
 from plotly.offline import get_plotlyjs
+from plotly.utils import PlotlyJSONEncoder
 
-from zeromon.readout.remedy import remedy_text
-from zeromon.readout.text import finding_text
-from zeromon.readout.verdict import judge_run
-from zeromon.snapshot import Finding, RunSnapshot, Severity
+from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.snapshot.focus import first_counted
+from zeromon.snapshot.run import About
+from zeromon.storage.step_history.rows import Series
 from zeromon.traces.allocations import DeviceMemory
-from zeromon_dashboard import charts, plotly_figures
-from zeromon_dashboard.charts import Series
+from zeromon_dashboard import plotly_figures
+from zeromon_dashboard.layout import page_of, verdict_banner
+from zeromon_dashboard.page import Known, Parts
+from zeromon_dashboard.pages import overview
 from zeromon_dashboard.plotly_figures import flame_graph
-
-_SEVERITIES = {Severity.CRITICAL: "#D55E00", Severity.WARNING: "#E69F00", Severity.INFO: "#0072B2"}
-
-_STYLE = """
-:root { color-scheme: light dark; --line: #d0d7de; --soft: #f6f8fa; --dim: #59636e;
-        --ink: #1f2328; --paper: #ffffff; }
-@media (prefers-color-scheme: dark) {
-  :root { --line: #3d444d; --soft: #151b23; --dim: #9198a1; --ink: #f0f6fc; --paper: #0d1117; }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-       max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-.verdict { font-size: 1.15rem; margin: .25rem 0 1rem; font-weight: 600; }
-.facts { color: var(--dim); } code, pre { font: 13px/1.45 ui-monospace, monospace; }
-pre, .finding, .figure { border: 1px solid var(--line); border-radius: 6px; }
-pre { background: var(--soft); padding: .75rem; overflow-x: auto; }
-.finding { border-left: 5px solid; padding: .5rem .9rem; margin: .6rem 0; }
-.finding p { margin: .2rem 0; } .dim { color: var(--dim); }
-.in { color: #1a7f37; } .out { color: #cf222e; }
-.figure { margin: .6rem 0; }
-.figure text { fill: var(--ink) !important; }
-"""
+from zeromon_dashboard.url_state import Route
+from zeromon_dashboard.widgets import finding_list, folded, graph_panel, section_heading
 
 
-def run_page(run: RunSnapshot, series: Series, report: str, *, still: bool = False) -> str:
+def run_page(
+    run: RunSnapshot,
+    series: Series,
+    report: str,
+    findings: Sequence[Finding] = (),
+    annotation: About | None = None,
+    *,
+    still: bool = False,
+) -> str:
     """The whole page. *series*: the run's steps by rank; *report*: the text for the terminal.
 
-    *still*: without buttons, for a picture.
+    *findings*: all of the run's record; *annotation*: what its user wrote. *still*: for a picture.
     """
-
-    def section_markup(title: str, *plots: dict[str, Any] | None) -> list[str]:
-        drawn = [_figure_markup(plot, still=still) for plot in plots if plot is not None]
-        return [f"<h2>{title}</h2>", *drawn] if drawn else []
-
+    route, span = Route(run=run.run), (run.started_wall, run.taken_wall)
+    page = page_of(Known(route, run, series, findings, span, about=annotation or About()))
+    props: Parts = {**page.parts, **{n: {"figure": c.figure()} for n, c in page.charts.items()}}
     counted = first_counted(run.ranks) or next(iter(run.ranks), None)
-    over_time = [chart.figure() for chart in charts.charts_of(series, run).values() if chart.traces]
-    run_figures = plotly_figures.ledger_figure(run), plotly_figures.step_breakdown(run)
-    memory = (
-        (plotly_figures.roles_figure(counted), plotly_figures.unit_peaks_figure(counted))
-        if counted
-        else ()
-    )
+    drawings = {"roles": plotly_figures.roles_figure, "peaks": plotly_figures.unit_peaks_figure}
+    drawn = {name: draw(counted) for name, draw in drawings.items()} if counted else {}
+    memory = {name: {"figure": plot} for name, plot in drawn.items() if plot is not None}
     body = [
-        _head_markup(run),
-        *_findings_markup(run.findings),
-        *section_markup("Over the steps", *run_figures, *over_time),
-        *section_markup("Memory by role", *memory),
+        html.Div([html.H1(run.run), html.P(**props["facts"])], className="Group"),
+        html.Div(**props["about"]),
+        verdict_banner(html.A("What to change", href="#to-change"), props),
+        html.Div(id="life", **props["life"]),
+        *overview.skeleton(props, route),
+        section_heading("Advice: all findings"),
+        *finding_list(run.findings),
+        folded(["Memory by role"], *(graph_panel(name, memory) for name in memory)) if memory else None,
     ]
-    return _page_markup(run.run, body, report)
+    return _page_markup(run.run, body, report, still=still)
 
 
 def memory_page(name: str, devices: Sequence[DeviceMemory], report: str) -> str:
     """A snapshot of torch's allocator as flame graphs; *report*: the same for the terminal."""
-    drawn = [
-        flame_graph(f"Device {device.device} {period}, bytes by role and stack", holdings)
+    drawn = {
+        f"device-{device.device}-{period.split()[-1]}": {
+            "figure": flame_graph(f"Device {device.device} {period}, bytes by role and stack", holdings)
+        }
         for device in devices
         for period, holdings in (("at the peak", device.peak and device.peak.held), ("now", device.held))
         if holdings
-    ]
-    return _page_markup(
-        name, [f"<h1>{escape(name)}</h1>", *(_figure_markup(f, still=False) for f in drawn)], report
-    )
+    }
+    body = [html.H1(name), *(graph_panel(graph_name, drawn) for graph_name in drawn)]
+    return _page_markup(name, body, report, still=False)
 
 
-def _page_markup(title: str, body: Sequence[str], report: str) -> str:
+def _page_markup(title: str, body: Sequence[Any], report: str, *, still: bool) -> str:
+    plots: dict[str, Any] = {}
+    content = component_markup(body, plots)
+    # A name with a tag in it would end the script
+    encoded = json.dumps(plots, cls=PlotlyJSONEncoder).replace("<", "\\u003c")
+    if still:  # a browser that takes a picture does not wait until plotly is unpacked
+        plotly = f"<script>{get_plotlyjs()}</script>"
+    else:
+        packed = base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
+        plotly = f"<script type='text/plain' id='plotly'>{packed}</script>"
+    draw = f"<script>const figures = {encoded};{_read('report_assets/report.js')}</script>"
+    style = _read("assets/zeromon.css") + _read("report_assets/report.css")
     head = (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>{escape(title)} - zeromon</title><style>{_STYLE}</style>",
-        f"<script>{get_plotlyjs()}</script></head><body>",
+        f"<title>{escape(title)} - zeromon</title><style>{style}</style></head><body>",
     )
-    numbers = f"<h2>In numbers</h2><pre>{escape(report)}</pre>"
-    return "\n".join([*head, *body, numbers, "</body></html>"])
+    numbers = f"<h2>In numbers</h2><pre class='numbers' tabindex='0'>{escape(report)}</pre>"
+    return "\n".join([*head, content, numbers, plotly, draw, "</body></html>"])
 
 
-def _head_markup(run: RunSnapshot) -> str:
-    judged = judge_run(run)
-    colour = "inherit" if judged.severity is None else _SEVERITIES[judged.severity]
-    rank = run.ranks[0] if run.ranks else None
-    facts = [f"<code>{escape(' '.join(run.command))}</code>"] if run.command else []
-    if rank is not None:
-        facts.append(
-            escape(
-                f"{len(run.ranks)} of {rank.world_size} ranks on {run.node}, {rank.strategy}, "
-                f"{rank.device}"
-            )
-        )
-    return (
-        f"<h1>{escape(run.run)}</h1><p class='verdict' style='color:{colour}'>"
-        f"{escape(judged.text)}</p><p class='facts'>{'<br>'.join(facts)}</p>"
-    )
+def _read(name: str) -> str:
+    return (Path(__file__).parent / name).read_text()
 
 
-def _findings_markup(findings: Sequence[Finding]) -> list[str]:
-    if not findings:
-        return ["<h2>Findings</h2><p class='dim'>Nothing to report.</p>"]
-    return ["<h2>Findings</h2>", *map(_finding_markup, findings)]
+_TAGS = {"Title": "h2", "Text": "p", "TableThead": "thead", "Link": "a"}
+_ATTRIBUTES = {"className": "class", "id": "id", "title": "title", "href": "href"}
 
 
-def _finding_markup(finding: Finding) -> str:
-    paragraphs = [f"<p><b>{escape(finding.code)}</b> {escape(finding_text(finding))}</p>"]
-    if finding.remedy is not None:
-        remedy = remedy_text(finding.remedy)
-        paragraphs.append(f"<p class='dim'>{escape(remedy.reason)}</p>")
-        marked = [
-            f"<span class='{_MARKS.get(diff_line.kind, '')}'>{escape(diff_line.text)}</span>"
-            for diff_line in remedy.diff
-        ]
-        paragraphs.append(f"<pre>{chr(10).join(marked)}</pre><p>{escape(remedy.outlook)}</p>")
-    colour = _SEVERITIES[finding.severity]
-    return f"<div class='finding' style='border-left-color:{colour}'>{''.join(paragraphs)}</div>"
-
-
-_MARKS = {"added": "in", "removed": "out"}
-
-
-def _figure_markup(plot: dict[str, Any], *, still: bool) -> str:
-    config = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
-    if still:
-        config["displayModeBar"] = False
-    # The head of the page has plotly: each figure would bring its 5 MB again
-    body = go.Figure(plot).to_html(full_html=False, include_plotlyjs=False, config=config)
-    return f"<div class='figure'>{body}</div>"
+def component_markup(component: Any, plots: dict[str, Any]) -> str:
+    """A component of the dashboard, and all in it, as HTML; the figures in it are added to *plots*."""
+    if component is None or component == "":
+        return ""
+    if isinstance(component, (list, tuple)):
+        return "".join(component_markup(child, plots) for child in component)
+    if not isinstance(component, Component):
+        return escape(str(component))
+    encoded = component.to_plotly_json()
+    kind, props = encoded["type"], encoded["props"]
+    if kind == "Clipboard":  # works only on the live page
+        return ""
+    if "figure" in props:
+        plots[props["id"]] = props["figure"]
+        return f"<div id='{escape(props['id'])}' class='Graph'></div>"
+    is_plain = encoded["namespace"] == "dash_html_components"
+    tag = kind.lower() if is_plain else _TAGS.get(kind, "div")
+    attributes = {_ATTRIBUTES[name]: value for name, value in props.items() if name in _ATTRIBUTES}
+    if not is_plain:
+        attributes["class"] = f"{kind} {attributes.get('class', '')}".strip()
+    if style := props.get("style"):
+        css_names = {name: re.sub("([A-Z])", r"-\1", name).lower() for name in style}
+        attributes["style"] = ";".join(f"{css_names[name]}:{value}" for name, value in style.items())
+    encoded_attributes = "".join(f' {name}="{escape(str(value))}"' for name, value in attributes.items())
+    label = props.get("title") if kind == "Alert" else None
+    children = component_markup([label, props.get("children")], plots)
+    return f"<{tag}{encoded_attributes}>{children}" + ("" if tag == "br" else f"</{tag}>")

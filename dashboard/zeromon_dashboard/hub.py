@@ -119,21 +119,29 @@ class Followed:
             self._read_at = self._clock()
         except (ZeromonError, OSError) as error:
             self._trouble = str(error)
-            self._fall_back()
+            if not self._fall_back() and isinstance(error, RunNotFound):
+                # Else an open tab shows it as if it were still there
+                self._run, self._trouble = None, f"run {self.source.run} was deleted"
         finally:
             self._lock.release()
 
-    def _fall_back(self) -> None:
-        """Opens the run elsewhere: a restarted collector has another port, a lost one left a record."""
+    def _fall_back(self) -> bool:
+        """Opens the run elsewhere: a restarted collector has another port, a lost one left a record.
+
+        Returns whether the run is anywhere.
+        """
         if not self.source.relocatable:
-            return
+            return False
         with suppress(ZeromonError, OSError):
             source = open_run_source(self.source.run, self._store)
             run = source.latest()
-            # A record is written at intervals: it may be older than what the tabs show
-            if self._run is None or run.taken_wall >= self._run.taken_wall:
+            # A record is written at intervals: before the end, it may be older than what the tabs show
+            is_final = run.ended and not run.unfinished
+            if self._run is None or is_final or run.taken_wall >= self._run.taken_wall:
                 self.source, self._run, self._trouble = source, run, ""
                 self._read_at = self._clock()
+            return True
+        return False
 
     def at(self, seconds: float) -> RunSnapshot:
         """The recorded snapshot at *seconds* since the epoch."""

@@ -53,6 +53,20 @@ def page_skeleton(
     change: Any = html.A("What to change", href="#to-change")
     if route.page != "overview":
         change = dcc.Link("What to change", href=replace(route, page="advice").address)
+    return dmc.Stack(
+        [
+            dmc.Group(heading, gap="md", align="center"),
+            verdict_banner(change, props),
+            _player_panel(route, span, props),
+            _page_controls(route, ranks, runs),
+            *body,
+        ],
+        gap="sm",
+    )
+
+
+def verdict_banner(change: Any, props: Parts) -> Any:
+    """The verdict, and the link *change* to what to do about it."""
     banner = [
         html.Div([html.Span(id="sign", **props["sign"]), html.Span(id="health", **props["health"])],
                  className="word"),
@@ -64,16 +78,7 @@ def page_skeleton(
         ),
         html.Div(change, id="act", **props["act"]),
     ]  # fmt: skip
-    return dmc.Stack(
-        [
-            dmc.Group(heading, gap="md", align="center"),
-            html.Div(banner, id="banner", **props["banner"]),
-            _player_panel(route, span, props),
-            _page_controls(route, ranks, runs),
-            *body,
-        ],
-        gap="sm",
-    )
+    return html.Div(banner, id="banner", **props["banner"])
 
 
 _TONES = {

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -21,10 +22,11 @@ from zeromon.readout import text
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
 from zeromon.readout.charts import EVERYTHING_ELSE, RoleBands, Step, StepRow, rows_of
 from zeromon.readout.figures import FIGURE, Figure, mean_step_seconds
-from zeromon.readout.ledger import JobLedger, cause_text, goodput_headline, job_ledger
+from zeromon.readout.ledger import USEFUL, JobLedger, cause_text, goodput_headline, job_ledger
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.snapshot.focus import first_failed
+from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.run import FleetNode
 from zeromon.snapshot.step import Lanes, LaneSpan, LateArrival, Stream
 from zeromon.traces.allocations import NO_STACK, ROLES, UNKNOWN, Holding, frame_text, telling_frames
@@ -33,6 +35,7 @@ from zeromon_dashboard.charts import (
     GIB,
     INK,
     LEGEND_BELOW,
+    LINE,
     Series,
     plotly_figure,
     step_axis,
@@ -45,26 +48,32 @@ def whatif_figure(content: dict[str, Any]) -> go.Figure:
     timed = [p for p in content["points"] if p.get("step_seconds") is not None]
     max_bytes = max((p["bytes"]["device"] for p in timed), default=0)
     size, unit = byte_scale(max_bytes)
-    chart = go.Figure()
     frontier = sorted((p for p in timed if p["pareto"]), key=lambda p: p["bytes"]["device"])
-    for name, points, mode in (("points", timed, "markers"), ("best", frontier, "lines+markers")):
-        chart.add_scatter(
-            name=name,
-            mode=mode,
-            x=[p["bytes"]["device"] / size for p in points],
-            y=[1e3 * p["step_seconds"] / p["samples"] for p in points],
-            text=[*map(change_text, points)],
-            hovertemplate="%{text}<br>%{x:.2f} " + unit + ", %{y:.2f} ms<extra></extra>",
+    data = [
+        {
+            "type": "scatter", "name": name, "mode": mode, "marker": {"size": 9, "color": colour},
+            "x": [p["bytes"]["device"] / size for p in points],
+            "y": [1e3 * p["step_seconds"] / p["samples"] for p in points],
+            "text": [*map(change_text, points)],
+            "hovertemplate": "%{text}<br>%{x:.2f} " + unit + ", %{y:.2f} ms<extra></extra>",
+        }
+        for name, points, mode, colour in (
+            ("predicted", timed, "markers", COLOURS[0]),
+            (PARETO, frontier, "lines+markers", COLOURS[1]),
         )
-    if content["usable_bytes"] is not None:
-        usable = content["usable_bytes"] / size
-        chart.add_vline(x=usable, line_dash="dash", annotation_text=f"usable: {usable:,.1f} {unit}")
+    ]  # fmt: skip
     title = f"{content['model']}: memory of one of {content['devices']} devices against time"
-    chart.update_layout(
-        template="plotly_white", colorway=COLOURS, title=title,
-        xaxis_title=unit, yaxis_title="ms a sample",
-    )  # fmt: skip
+    x, y = titled_axis(f"device memory, {unit}"), titled_axis("ms per sample")
+    chart = go.Figure(plotly_figure(data, escape(title), 380, xaxis=x, yaxis=y, **LEGEND_BELOW))
+    if (usable := content["usable_bytes"]) is not None:
+        chart.add_vline(
+            x=usable / size, line_dash="dash", annotation_text=f"usable: {human_bytes(usable)}"
+        )
     return chart
+
+
+PARETO = "no other is smaller and faster"
+"""Meaning of the mark of a predicted point."""
 
 
 def change_text(point: dict[str, Any]) -> str:
@@ -117,11 +126,19 @@ _STEPS_OF_HEAT = 60
 _WIDE = 32
 _FROM_THE_TOP = {**titled_axis(""), "autorange": "reversed"}
 """An axis of rows, the first at the top."""
+_COMPUTE, _COMMUNICATION, _WAITING, _OWN, _FATAL = (
+    "#0b66ab", "#7d57ad", "#e08a1e", "#9aa3ad", "#c62828",
+)  # fmt: skip
+"""The colours of assets/zeromon.css that have the same names; each has one meaning."""
 PHASE_COLOURS = {
-    "forward": "#3f95d0", "backward": "#0b66ab", "optimizer": "#5b86b8", "cpu_optimizer": "#8fb3d6",
-    "exposed": "#7d57ad", "data_wait": "#e08a1e", "evaluation": "#7a8591", "checkpoint": "#b3a57a",
-    "garbage_collection": "#8a5f3c", "compile": "#5f6974", "generation": "#1d4271",
-    "other": "#9aa3ad",
+    "forward": "#3f95d0", "backward": _COMPUTE, "optimizer": "#5b86b8", "cpu_optimizer": "#8fb3d6",
+    "exposed": _COMMUNICATION, "data_wait": _WAITING, "evaluation": "#7a8591", "checkpoint": "#b3a57a",
+    "garbage_collection": "#8a5f3c", "compile": "#5f6974", "generation": "#1d4271", "other": _OWN,
+}  # fmt: skip
+_CAUSE_COLOURS = {
+    **dict.fromkeys(USEFUL, _COMPUTE), Cause.EXPOSED: _COMMUNICATION,
+    **dict.fromkeys((Cause.WAITING, Cause.DATA, Cause.HANG, Cause.STALL), _WAITING),
+    **dict.fromkeys((Cause.DEAD, Cause.LOST), _FATAL),
 }  # fmt: skip
 
 
@@ -132,14 +149,14 @@ def ledger_figure(run: RunSnapshot) -> dict[str, Any] | None:
         return None
     names = [*map(cause_text, job.rows), "all"]
     shares = [human_ratio(job.share(row)) for row in job.rows]
+    start_seconds = [*accumulate((row.seconds for row in job.rows), initial=0.0)]
     data = {
-        "type": "waterfall", "orientation": "h", "y": names,
-        "x": [*(row.seconds for row in job.rows), 0],
-        "measure": [*("relative" for _ in job.rows), "total"],
+        "type": "bar", "orientation": "h", "y": names,
+        "base": [*start_seconds[:-1], 0], "x": [*(row.seconds for row in job.rows), job.rank_seconds],
         "text": [*shares, human_seconds(job.rank_seconds)],
-        "textposition": "auto", "connector": {"line": {"width": 0.5}},
-        "increasing": {"marker": {"color": "#56B4E9"}}, "totals": {"marker": {"color": "#999999"}},
-        "customdata": [_trained_amount_text(job, row.seconds) for row in job.rows],
+        "textposition": "outside", "cliponaxis": False,
+        "marker": {"color": [*(_CAUSE_COLOURS.get(row.cause, _OWN) for row in job.rows), LINE]},
+        "customdata": [*(_trained_amount_text(job, row.seconds) for row in job.rows), ""],
         "hovertemplate": "%{x:.3g} s%{customdata}<extra>%{y}</extra>",
     }  # fmt: skip
     title = f"Where the ranks' time went: {goodput_headline(job)}"
@@ -242,7 +259,7 @@ def role_bands_figure(bands: RoleBands) -> dict[str, Any]:
         for name, values in bands.bands.items()
     ]  # fmt: skip
     above_zero = {**titled_axis(f"{unit}, {measure}"), "rangemode": "tozero"}
-    unified = {"hovermode": "x unified", **LEGEND_BELOW}
+    unified = {"hovermode": "x unified", "colorway": list(COLOURS), **LEGEND_BELOW}
     return plotly_figure(data, title, 360, xaxis=step_axis(None), yaxis=above_zero, **unified)
 
 
@@ -252,7 +269,8 @@ def unit_peaks_figure(rank: RankSnapshot) -> dict[str, Any] | None:
     if not units:
         return None
     data = {
-        "type": "scatter", "mode": "lines+markers", "line": {"shape": "hvh", "width": 1.6},
+        "type": "scatter", "mode": "lines+markers",
+        "line": {"shape": "hvh", "width": 1.6, "color": COLOURS[0]},
         "x": [shorten_name(unit.fqn or "(root)") for unit in units],
         "y": [unit.peak_allocated_bytes / GIB for unit in units],
         "customdata": [unit.fqn for unit in units],
@@ -276,8 +294,8 @@ def sizes_figure(rank: RankSnapshot) -> dict[str, Any] | None:
         return None
     data = [
         {
-            "type": "bar", "name": row.op, "x": [bounds[n] for n in indexes],
-            "y": [row.calls[n] for n in indexes],
+            "type": "bar", "name": row.op, "marker": {"color": _operation_colour(rank, row.op)},
+            "x": [bounds[n] for n in indexes], "y": [row.calls[n] for n in indexes],
             "hovertemplate": "%{y} calls<extra>%{fullData.name}, %{x}</extra>",
         }
         for row in rank.communication.sizes
@@ -285,6 +303,14 @@ def sizes_figure(rank: RankSnapshot) -> dict[str, Any] | None:
     title, calls = f"Collectives of rank {rank.rank} by size", titled_axis("calls in timed steps")
     bars = {"barmode": "stack", **LEGEND_BELOW}
     return plotly_figure(data, title, 320, xaxis=titled_axis(""), yaxis=calls, **bars)
+
+
+def _operation_colour(rank: RankSnapshot, op: str) -> str:
+    """The colour of an operation, the same in all figures of a rank."""
+    communication = rank.communication
+    names = [row.op for row in communication.sizes] + [row.op for row in communication.traffic]
+    operations = sorted(set(names))
+    return COLOURS[operations.index(op) % len(COLOURS)]
 
 
 def bandwidth_figure(rank: RankSnapshot) -> dict[str, Any] | None:
@@ -297,7 +323,8 @@ def bandwidth_figure(rank: RankSnapshot) -> dict[str, Any] | None:
         mine = [row for row in rows if row.op == op]
         data.append(
             {
-                "type": "scatter", "mode": "markers", "name": op, "marker": {"size": 9},
+                "type": "scatter", "mode": "markers", "name": op,
+                "marker": {"size": 9, "color": _operation_colour(rank, op)},
                 "x": [row.nbytes / row.calls for row in mine],
                 "y": [(row.busbw_bytes_per_second or 0.0) / 1e9 for row in mine],
                 "customdata": [
@@ -319,7 +346,7 @@ def bandwidth_figure(rank: RankSnapshot) -> dict[str, Any] | None:
         data,
         f"Bus bandwidth of rank {rank.rank} by size of a call",
         320,
-        xaxis={**titled_axis("bytes a call"), "type": "log"},
+        xaxis={**titled_axis("bytes per call"), "type": "log", "dtick": "D2"},
         yaxis={**titled_axis("GB/s"), "rangemode": "tozero"},
         shapes=peak,
         **LEGEND_BELOW,
@@ -365,7 +392,7 @@ def own_time_figure(
     return plotly_figure(
         [data],
         "Step time without waiting, against the median",
-        120 + min(500, 26 * len(z)),
+        136 + min(500, 26 * len(z)),
         xaxis=step_axis(steps),
         uirevision=str(steps),
         yaxis={**_FROM_THE_TOP, "fixedrange": True},
@@ -418,7 +445,7 @@ def rank_map_figure(run: RunSnapshot, metric: str) -> dict[str, Any]:
     return plotly_figure(
         [data],
         f"All {subject}: {mapped.label}" + ("" if values else ": n/a"),
-        120 + max(60, high * len(rows)),
+        136 + max(60, high * len(rows)),
         xaxis={"visible": False},
         yaxis={
             **titled_axis(""), "autorange": "reversed", "visible": bool(names), "showgrid": False,
@@ -536,6 +563,7 @@ def lanes_figure(lanes: Lanes) -> dict[str, Any]:
         yaxis={
             **titled_axis(""), "tickvals": list(range(len(rows))),
             "ticktext": [escape(row.label) for row in rows], "range": [len(rows) - 0.5, -0.5],
+            "fixedrange": True,  # else a zoomed part does not show of which rank it is
         },
         shapes=[_step_boundary_line(lanes, begin_ns) for begin_ns in _step_begins(lanes).values()],
         annotations=[*_step_name_labels(lanes), *_late_arrival_arrows(lanes, rows)],

@@ -76,10 +76,10 @@ def add_routes(server: Any, feeds: Feeds) -> None:
             followed = feeds.hub.followed(route.run)
             snapshot = followed.newest().run
             _, series = followed.series((), 0, None)
-            return Response(
-                run_page(snapshot, series, render_run(snapshot, past=followed.findings())),
-                media_type="text/html",
-            )
+            past, annotation = followed.findings(), feeds.hub.store.about(snapshot.run)
+            report = render_run(snapshot, annotation=annotation, past=past)
+            page = run_page(snapshot, series, report, past, annotation)
+            return Response(page, media_type="text/html")
         except ZeromonError as error:
             return Response(str(error), 404, media_type="text/plain")
 

@@ -1,50 +1,58 @@
 """The list of all runs, and runs side by side. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
 from dash import dcc, html
 
 from zeromon.comparison.comparison import Column as RunColumn, Comparison, Row, letter
-from zeromon.comparison.text import NOT_COMPARABLE, format_change, format_figure, grouped, steps_text
+from zeromon.comparison.text import (
+    NOT_COMPARABLE,
+    format_cell,
+    format_change,
+    format_figure,
+    grouped,
+    steps_text,
+)
 from zeromon.readout.figures import BYTES, COUNT, RATIO, SECONDS
 from zeromon.readout.tables import Column, Columns
 from zeromon.readout.text import clock, rough_time
 from zeromon.readout.verdict import SIGNS
 from zeromon.snapshot import Severity
 from zeromon.storage.run_store import ListedRun, Manifest
+from zeromon_dashboard.charts import Chart, difference_chart
 from zeromon_dashboard.url_state import Route
-from zeromon_dashboard.widgets import configuration_table, data_grid, grid_cells, grid_columns
+from zeromon_dashboard.widgets import (
+    configuration_table,
+    data_grid,
+    graph_panel,
+    grid_cells,
+    grid_columns,
+    two_columns,
+)
 
 _RUNS: Columns[ListedRun] = (
-    Column("verdict", lambda i: _verdict_text(i), width=10),
-    Column("link", lambda i: f"[{i.manifest.run}](/run/{i.manifest.run}/overview)", width=25),
-    Column("why", lambda i: i.manifest.cause or i.watched_verdict, width=60),
+    Column("verdict", lambda i: _verdict_text(i)),
+    Column("link", lambda i: f"[{i.manifest.run}](/run/{i.manifest.run}/overview)"),
+    Column("why", lambda i: i.manifest.cause.partition("; ")[0] or i.watched_verdict),
+    Column("last steps", lambda _: ""),
     Column("step", lambda i: i.manifest.step_seconds, SECONDS),
     Column("exposed", lambda i: i.manifest.exposed_ratio, RATIO),
     Column("memory", lambda i: n if (n := i.manifest.memory_bytes) >= 0 else None, BYTES),
     Column("steps", lambda i: i.manifest.steps, COUNT),
-    Column("ranks", lambda i: i.manifest.ranks, COUNT),
-    Column(
-        "started",
-        lambda i: clock(i.manifest.started_wall) if i.manifest.started_wall else "n/a",
-        width=18,
-    ),
-    Column("duration", lambda i: _duration_text(i.manifest), width=8),
-    Column("strategy", lambda i: i.manifest.strategy),
-    Column("tags", lambda i: ", ".join(i.about.tags)),
-    Column("note", lambda i: i.about.note),
-    Column("command", lambda i: " ".join(i.manifest.command), width=30),
+    Column("ranks", lambda i: f"{i.manifest.ranks} {i.manifest.strategy}"),
+    Column("started", lambda i: clock(started)[:-3] if (started := i.manifest.started_wall) else "n/a"),
+    Column("duration", lambda i: _duration_text(i.manifest)),
+    Column("notes", lambda i: ", ".join(filter(None, (*i.about.tags, i.about.note)))),
 )
 
 
 def _verdict_text(item: ListedRun) -> str:
-    manifest = item.manifest
+    manifest, neutral_sign = item.manifest, SIGNS[Severity.INFO]
     if not item.live and not manifest.ended:
-        return f"{SIGNS[Severity.INFO]} not watched"
-    sign = _SIGNS.get(manifest.severity, SIGNS[Severity.INFO])
-    return f"{sign} {manifest.health or manifest.verdict}"
+        return f"{neutral_sign} not watched"
+    return f"{_SIGNS.get(manifest.severity, neutral_sign)} {manifest.health or manifest.verdict}"
 
 
 _SIGNS = {str(severity or ""): sign for severity, sign in SIGNS.items()}
@@ -55,33 +63,35 @@ def _duration_text(manifest: Manifest) -> str:
     return rough_time(seconds) if manifest.started_wall and seconds >= 0 else "n/a"
 
 
-_SPECIAL: dict[str, dict[str, Any]] = {
-    "verdict": {
-        "pinned": "left",
-        "width": 120,
-        "flex": 0,
-        "cellClassRules": {
-            str(severity): f"params.value.startsWith('{SIGNS[severity]}')"
-            for severity in (Severity.WARNING, Severity.CRITICAL)
-        },
-    },
-    "link": {
-        "pinned": "left",
-        "width": 170,
-        "flex": 0,
-        "headerName": "run",
-        "cellRenderer": "markdown",
-        "tooltipField": "run",
-        "filterValueGetter": {"function": "params.data.run"},
-    },
-    "why": {"wrapText": True, "autoHeight": True, "minWidth": 300, "flex": 4},
+_WRAPPED = {"wrapText": True, "autoHeight": True}
+_SEVERE_CELLS = {
+    str(severity): f"params.value.startsWith('{SIGNS[severity]}')"
+    for severity in (Severity.WARNING, Severity.CRITICAL)
 }
-"""Further properties of some columns."""
-COLUMNS = [{**definition, **_SPECIAL.get(definition["field"], {})} for definition in grid_columns(_RUNS)]
+_SPECIAL: dict[str, dict[str, Any]] = {
+    "verdict": {"pinned": "left", "width": 100, "cellClassRules": _SEVERE_CELLS},
+    "link": {
+        **_WRAPPED, "pinned": "left", "width": 140, "headerName": "run", "cellRenderer": "markdown",
+        "tooltipField": "command", "filterValueGetter": {"function": "params.data.run"},
+    },
+    "why": {**_WRAPPED, "minWidth": 110, "flex": 1, "tooltipField": "cause"},
+    "last steps": {
+        "width": 100, "field": "pace", "cellRenderer": "Spark", "cellDataType": False,
+        "filter": False, "sortable": False, "tooltipField": None,
+    },
+    "step": {"width": 78}, "exposed": {"width": 92}, "memory": {"width": 106}, "steps": {"width": 64},
+    "ranks": {**_WRAPPED, "width": 80}, "started": {"width": 138},
+    "duration": {"width": 82, "filter": False}, "notes": {**_WRAPPED, "width": 120},
+}  # fmt: skip
+"""The widths in pixels, of which the sum fits a screen of 1440, and further properties of columns."""
+COLUMNS = [
+    {**definition, "flex": 0, "minWidth": 60, **_SPECIAL[definition["field"]]}
+    for definition in grid_columns(_RUNS)
+]
 
 
-def runs_page(items: Sequence[ListedRun], comparison: Any = None) -> Any:
-    """The table of all runs, and the comparison of the selected ones."""
+def runs_page(items: Sequence[ListedRun]) -> Any:
+    """The table of all runs."""
     if not items:
         return dmc.Alert(
             [
@@ -91,6 +101,7 @@ def runs_page(items: Sequence[ListedRun], comparison: Any = None) -> Any:
             title="No runs yet",
             color="blue",
         )
+    rows = run_table_rows(items)
     return dmc.Stack(
         [
             dmc.Group(
@@ -102,13 +113,12 @@ def runs_page(items: Sequence[ListedRun], comparison: Any = None) -> Any:
             ),
             data_grid(
                 "run-table",
-                COLUMNS,
-                {"rowData": run_table_rows(items)},
+                [c for c in COLUMNS if c["field"] != "notes" or any(row["notes"] for row in rows)],
+                {"rowData": rows},
                 720,
                 row_height=64,
                 rowSelection={"mode": "multiRow", "enableClickSelection": False},
             ),
-            html.Div(comparison, id="comparison"),
         ],
         gap="sm",
     )
@@ -117,36 +127,58 @@ def runs_page(items: Sequence[ListedRun], comparison: Any = None) -> Any:
 def run_table_rows(items: Sequence[ListedRun]) -> list[dict[str, Any]]:
     """The rows of the table of runs."""
     return [
-        {"id": item.manifest.run, "run": item.manifest.run, **grid_cells(_RUNS, item)} for item in items
-    ]
+        {
+            "id": item.manifest.run, "run": item.manifest.run, "pace": item.manifest.pace_seconds,
+            "command": " ".join(item.manifest.command),
+            "cause": item.manifest.cause or item.watched_verdict, **grid_cells(_RUNS, item),
+        }
+        for item in items
+    ]  # fmt: skip
 
 
-def comparison_view(compared: Comparison) -> Any:
-    """Runs side by side: which one to prefer, and which differences are significant."""
+def comparison_view(compared: Comparison, drawn: Mapping[str, Chart]) -> Any:
+    """Runs side by side: which one to prefer, which differences are significant, and their charts.
+
+    *drawn*: charts by name, each with a line a run.
+    """
     advice = compared.advice
     heads = [_compared_run_head(number, column) for number, column in enumerate(compared.columns)]
     marks = f"Coloured figures differ significantly from {letter(0)}."
+    if any(cell.doubtful for row in compared.rows for cell in row.cells):
+        marks += f" Those with ? are {NOT_COMPARABLE}."
+    plots = {name: drawn[name] for name in ("step-time", "memory")}
+    for name, chart in list(plots.items()):
+        if difference := chart.traces and difference_chart(chart):
+            plots[f"{name}-difference"] = difference
+    table = dmc.Table(
+        [
+            html.Thead(html.Tr([html.Th("figure"), *heads])),
+            html.Tbody([row for group in grouped(compared) for row in _compared_rows(*group)]),
+        ],
+        highlightOnHover=True,
+    )
     return dmc.Stack(
         [
+            dmc.Title("Compare runs", order=1, size="h3"),
             dmc.Alert(
                 html.Ul([html.Li(reason) for reason in advice.reasons]),
                 title=advice.text[:1].upper() + advice.text[1:],
                 color="gray" if advice.take is None else "teal",
             ),
-            dcc.Link("Lay their charts over each other", href=_over_each_other(compared)),
-            configuration_table(compared),
-            dmc.Table(
-                [
-                    html.Thead(html.Tr([html.Th(""), *heads])),
-                    html.Tbody([row for group in grouped(compared) for row in _compared_rows(*group)]),
-                ],
-                withRowBorders=True,
-                highlightOnHover=True,
+            html.Div(
+                [dcc.Link("All runs", href="/"), " · ",
+                 dcc.Link("All charts over each other", href=_over_each_other(compared))]
             ),
+            two_columns(
+                *(graph_panel(name, {name: {"figure": c.figure()}}) for name, c in plots.items())
+            ),
+            dmc.TableScrollContainer(table, minWidth=240 * len(heads)),
             dmc.Text(marks, size="xs", c="dimmed"),
+            configuration_table(compared),
         ],
+        id="comparison",
         gap="sm",
-    )
+    )  # fmt: skip
 
 
 def _over_each_other(compared: Comparison) -> str:
@@ -192,5 +224,5 @@ def _compared_cell(row: Row, number: int) -> Any:
                 fw=700 if cell.marked else 400,
             ),
         ],
-        title=NOT_COMPARABLE if cell.doubtful else None,
+        title=NOT_COMPARABLE if cell.doubtful else format_cell(row, number),
     )

@@ -114,6 +114,14 @@ def section_heading(title: str) -> Any:
     return dmc.Title(title, order=2, size="h5")
 
 
+_GRID_THEME = "themeQuartz.withPart(agGrid.colorSchemeVariable).withParams({fontSize: 13, spacing: 6})"
+_TEXT_FILTER = {
+    "filter": "agTextColumnFilter", "cellDataType": "text",
+    "floatingFilterComponentParams": {"filterPlaceholder": "filter"},
+}  # fmt: skip
+"""Else a column of dates has a filter of its own kind, and the box of a filter has no word."""
+
+
 def data_grid(
     name: str,
     columns: Sequence[dict[str, Any]],
@@ -143,7 +151,7 @@ def data_grid(
             "suppressFloatingFilterButton": True,
         },
         dashGridOptions={
-            "theme": {"function": "themeQuartz.withPart(agGrid.colorSchemeVariable)"},
+            "theme": {"function": _GRID_THEME},
             "rowHeight": 28,
             "headerHeight": 34,
             "floatingFiltersHeight": 32,
@@ -159,7 +167,7 @@ def data_grid(
 
 def text_column(name: str, title: str, width: int = 0, **options: Any) -> dict[str, Any]:
     """A column of text. *width*: pixels, 0 for a share of the room."""
-    definition = {"field": name, "headerName": title, "tooltipField": name, **options}
+    definition = {"field": name, "headerName": title, "tooltipField": name, **_TEXT_FILTER, **options}
     if width:
         definition |= {"width": width, "flex": 0}
     return definition
@@ -175,7 +183,7 @@ def number_column(name: str, title: str) -> dict[str, Any]:
         "useValueFormatterForExport": False,
         "filter": "agNumberColumnFilter",
         "floatingFilter": False,
-        "minWidth": 38 + 8 * len(title),
+        "minWidth": 30 + round(6.5 * len(title)),
     }
 
 
@@ -183,16 +191,18 @@ def grid_columns(columns: Columns[Row], sort_by: str = "") -> list[dict[str, Any
     """The definitions of *columns*; rows are sorted by the column *sort_by*, the largest value first."""
     definitions = map(_grid_column, columns)
     return [
-        {**definition, "sort": "desc"} if definition["field"] == sort_by else definition
+        {**definition, "sort": "desc", "minWidth": definition["minWidth"] + 22}  # of its arrow
+        if definition["field"] == sort_by
+        else definition
         for definition in definitions
     ]
 
 
 def _grid_column(column: Column[Row]) -> dict[str, Any]:
     if column.unit is INDEX:
-        return text_column(column.name, column.name, 70, minWidth=70, filter="agNumberColumnFilter")
+        return text_column(column.name, column.name, 60, minWidth=60, filter=False)
     if column.unit is TEXT:
-        width = 16 + 8 * max(column.width, len(column.name) + 3)
+        width = 16 + 7 * max(column.width, len(column.name) + 3)
         return text_column(column.name, column.name, minWidth=width)
     return number_column(column.name, column.heading)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import os
@@ -47,6 +48,19 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
 DESK, PHONE = {"width": 1400, "height": 950}, {"width": 360, "height": 780}
 WIDTH = "document.documentElement.scrollWidth"
+
+
+SHOW_TIPS = """(shown) => {
+  for (const figure of document.querySelectorAll('.js-plotly-plot')) {
+    const n = figure.data.findIndex((trace) => (trace.z || trace.x || []).length);
+    if (n < 0) continue;
+    const { x, z } = figure.data[n];
+    if (!shown) Plotly.Fx.unhover(figure);
+    else if (z) Plotly.Fx.hover(figure, { xval: x ? x[0] : 0, yval: 0 });
+    else Plotly.Fx.hover(figure, [{ curveNumber: n, pointNumber: 0 }]);
+  }
+}"""
+PALE_TEXTS = (Path(__file__).parent / "pale_texts.js").read_text().partition("\n")[2]
 
 
 @dataclass
@@ -144,7 +158,7 @@ class Tab:
 
     def go(self, address: str) -> None:
         self.page.goto(address)
-        self.page.wait_for_selector("#verdict, #run-table .ag-row", timeout=60_000)
+        self.page.wait_for_selector("#verdict, #run-table .ag-row, #comparison", timeout=60_000)
 
     def points(self, graph: str) -> int:
         """How many points the first line of a graph has."""
@@ -152,14 +166,60 @@ class Tab:
         return int(self.page.evaluate(script, graph))
 
     def barriers(self) -> list[str]:
-        """What axe-core finds serious or critical, by the rules of WCAG."""
+        """What axe-core finds, and the texts of figures and of their tool tips with little contrast.
+
+        On a light and on a dark page, which is as it was afterwards, but is sent no changes any more.
+        """
         self.page.evaluate(AXE)
-        run = "axe.run({resultTypes: ['violations']}).then(r => r.violations)"  # without what passed
-        found = self.page.evaluate(run)
-        return [
-            f"{one['id']}: {node['html']}"
-            for one in found if one["impact"] in ("serious", "critical") for node in one["nodes"]
-        ]  # fmt: skip
+        still = {"props": {}, "extend": {}, "cursor": None}
+        self.page.route("**/live?*", lambda route: route.fulfill(json=still))
+        self.page.wait_for_timeout(300)  # for an answer that is on its way
+        size = self.page.viewport_size
+        high = self.page.evaluate("document.documentElement.scrollHeight")
+        self.page.set_viewport_size({"width": size["width"], "height": max(high, size["height"])})
+        broken = self._broken_rules("{resultTypes: ['violations']}") + self._pale_texts()
+        self._change_theme()
+        broken += (
+            self._broken_rules("{resultTypes: ['violations'], runOnly: ['color-contrast']}")
+            + self._pale_texts()
+        )
+        self._change_theme()
+        self.page.set_viewport_size(size)
+        self.page.unroute("**/live?*")
+        return broken
+
+    def _change_theme(self) -> None:
+        theme = "document.documentElement.dataset.mantineColorScheme"
+        before = self.page.evaluate(theme)
+        self.page.keyboard.press("d")
+        wait_for(lambda: self.page.evaluate(theme) != before)
+        changing = "document.getAnimations().some(a => a instanceof CSSTransition)"
+        wait_for(lambda: not self.page.evaluate(changing))
+
+    def _broken_rules(self, options: str) -> list[str]:
+        found = self.page.evaluate(f"axe.run({options}).then(r => r.violations)")
+        return [f"{one['id']}: {node['html']}" for one in found for node in one["nodes"]]
+
+    def _pale_texts(self) -> list[str]:
+        """Texts with less than 4.5 to 1 against what a picture without texts has in their place."""
+        pale: list[str] = []
+        if self.page.locator(".js-plotly-plot .main-svg").count():
+            for where in (".main-svg text:not(.hoverlayer *)", ".hoverlayer text"):
+                self.page.evaluate(SHOW_TIPS, where == ".hoverlayer text")
+                style = ".main-svg text { visibility: hidden !important }"
+                hidden = self.page.add_style_tag(content=style)
+                picture = base64.b64encode(self.page.screenshot()).decode()
+                hidden.evaluate("style => style.remove()")
+                texts, found = self.page.evaluate(PALE_TEXTS, [picture, where])
+                assert texts
+                pale += found
+        return pale
+
+    def open_all(self) -> None:
+        """Opens what is folded, and waits until its figures are drawn."""
+        self.page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true })")
+        drawn = "[...document.querySelectorAll('.dash-graph')].every(g => g.querySelector('.main-svg'))"
+        wait_for(lambda: self.page.evaluate(drawn))
 
     def text(self, name: str) -> str:
         return str(self.page.inner_text(f"#{name}"))
@@ -187,12 +247,30 @@ def test_every_page_loads_without_an_error_and_asks_nobody_else(site: Site, tab:
         tab.page.wait_for_selector(
             ".js-plotly-plot .main-svg, .finding, #earlier, #prediction", timeout=30_000
         )
+        tab.open_all()
         assert tab.barriers() == []
         tab.page.set_viewport_size(PHONE)
         wait_for(lambda: tab.page.evaluate(WIDTH) <= PHONE["width"])
         tab.page.set_viewport_size(DESK)
     tab.go(site.base)
     assert tab.barriers() == []
+    assert tab.page.title() == "runs · zeromon"
+    hidden_width = "view => view.scrollWidth - view.clientWidth"
+    assert tab.page.eval_on_selector("#run-table .ag-center-cols-viewport", hidden_width) <= 0
+    tab.page.get_by_label("run Filter Input").fill("evil")
+    search = "decodeURIComponent(location.search)"
+    wait_for(lambda: tab.page.evaluate(search) == "?is-link=evil")
+    tab.page.locator("#run-table .ag-header-cell-text", has_text="step, ms").click()
+    wait_for(lambda: tab.page.evaluate(search) == "?sort=step:asc&is-link=evil")
+    tab.go(f"{site.base}/{tab.page.evaluate('location.search')}")
+    wait_for(
+        lambda: tab.page.locator("#run-table [col-id=link]").all_inner_texts() == ["run", "", "evil"]
+    )
+    assert tab.page.evaluate(search) == "?sort=step:asc&is-link=evil"
+    tab.go(f"{site.base}/?compare=live-run,evil")
+    tab.open_all()
+    assert tab.barriers() == [] and tab.page.title() == "live-run against evil · zeromon"
+    tab.go(site.base)
     wait_for(lambda: {"live-run", "evil"} <= set(tab.page.locator("[col-id=link]").all_inner_texts()))
     assert tab.wrong == []
 
@@ -338,7 +416,6 @@ def test_keys_change_pages_and_the_dark_stays(site: Site, tab: Tab) -> None:
     assert tab.page.evaluate("document.body.dataset.agThemeMode") == "dark"
     tab.go(f"{site.base}/run/{site.run}/memory")
     wait_for(lambda: tab.page.evaluate(background) == dark)
-    assert tab.barriers() == []
     tab.page.keyboard.press("0")
     wait_for(lambda: tab.page.locator("#run-table .ag-row").count())
     assert [text for text in tab.wrong if "404" not in text] == []  # a page that was left meanwhile

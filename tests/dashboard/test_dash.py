@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from zeromon.sources.replay import StoreSource
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery, Store
 from zeromon.storage.snapshot_log import Past, Record
 from zeromon.storage.step_history.rows import row_of
+from zeromon.storage.step_history.writer import rows_frame
 from zeromon_dashboard import charts, feed, hub, layout, plotly_figures, runs_page
 from zeromon_dashboard.access import Guard, address_key, policy_of
 from zeromon_dashboard.feed import Cursor, Feeds
@@ -652,6 +654,34 @@ def test_a_run_whose_collector_has_gone_is_shown_from_its_record(
     assert isinstance(feeds.hub.followed("train-1").source, StoreSource)
 
 
+def test_the_final_record_counts_where_its_collector_was_read_later(
+    growing: tuple[Growing, Feeds, Clock],
+) -> None:
+    """The collector goes on to answer for a while after it has saved the end."""
+    source, feeds, clock = growing
+    sent(feeds, Route(run="train-1"), {})
+    feeds.hub.store.save(run(rank(0), ended=True, taken_wall=DAY - 1000))
+    source.dead = True
+    clock.now += 5
+    body = sent(feeds, Route(run="train-1"), {})
+    assert body["props"]["state"]["children"] == "recorded"
+
+
+def test_a_run_that_was_deleted_is_not_shown_any_more(growing: tuple[Growing, Feeds, Clock]) -> None:
+    _, feeds, clock = growing
+    feeds.hub.store.save(run(rank(0), run="old", ended=True))
+    where = Route(run="old")
+    first = sent(feeds, where, {})
+    feeds.hub.store.remove("old")
+    clock.now += 5
+    for _ in range(2):  # an open tab, and another one later
+        with pytest.raises(RunNotFound, match="run old was deleted"):
+            sent(feeds, where, first["cursor"])
+    feeds.hub.store.save(run(rank(0), run="old", ended=True))
+    clock.now += 5
+    assert sent(feeds, where, first["cursor"])["cursor"]
+
+
 def test_a_moment_of_the_past_is_a_page_of_its_own(growing: tuple[Growing, Feeds, Clock]) -> None:
     _, feeds, _ = growing
     body = sent(feeds, Route(run="train-1", at=DAY + 5), {})
@@ -685,6 +715,42 @@ def test_a_long_live_run_is_thinned_again(growing: tuple[Growing, Feeds, Clock])
     assert series["step"][longest] == 777  # what stands out is kept each time
     assert len(series["step"]) <= 900 and 2 <= len(epochs) <= 25
     assert max(series["step"]) == 2974
+
+
+def test_a_difference_of_many_steps_is_of_equal_ranges_and_small_memory_is_legible() -> None:
+    lines = {
+        "A one": (list(range(1000)), [float(n % 2) for n in range(1000)]),
+        "B two": (list(range(500, 1500)), [0.25 + n % 2 for n in range(500, 1500)]),
+    }
+    found = charts.difference_chart(charts.Chart("Host memory, highest rank", "GiB", lines, 2.0))
+    assert found is not None and found.unit == "MiB"
+    assert found.title == "Host memory: difference from A, median of each 3 steps"
+    x, y = found.traces["B two"]
+    assert (x[0], x[-1]) == (498, 999) and len(x) == 168
+    assert set(y[2:-1]) == {256.0}
+    apart = {"A one": ([1, 2], [1.0, 1.0]), "B two": ([3, 4], [1.0, 1.0])}
+    assert charts.difference_chart(charts.Chart("Step time", "ms", apart, 2.0)) is None
+
+
+def test_a_rank_has_one_colour_in_every_chart_of_a_page() -> None:
+    made = [summary(n, rss_bytes=1 << 30) for n in range(1, 9)]
+    snapshot = run(*(rank(n, recent=made) for n in range(3)))
+    rows = rows_frame([row_of(n, step, 0) for n in range(3) for step in made])
+    drawn = charts.charts_of(rows.to_dict(as_series=False), snapshot)
+    colours: dict[str, set[str]] = {}
+    for chart in drawn.values():
+        for line in chart.figure()["data"]:
+            colours.setdefault(line["name"], set()).add(line["line"]["color"])
+    assert {"sum", "rank 0", "rank 1", "rank 2"} <= set(colours)
+    assert all(len(of_line) == 1 for of_line in colours.values())
+    assert len(set.union(*colours.values())) == len(colours)
+
+
+def test_a_colour_of_the_page_is_that_of_its_figures() -> None:
+    style = (Path(charts.__file__).parent / "assets" / "zeromon.css").read_text()
+    for name in ("compute", "communication", "waiting", "own"):
+        (colour,) = re.findall(rf"--zm-{name}: (#\w+)", style)
+        assert colour == getattr(plotly_figures, f"_{name.upper()}")
 
 
 def test_fifty_of_many_steps_are_fifty_points(growing: tuple[Growing, Feeds, Clock]) -> None:
@@ -757,7 +823,7 @@ def test_what_the_user_wrote_is_in_the_head_of_the_page_and_in_the_list(
         "base", "8k", "slow disk",
     ]  # fmt: skip
     (row,) = [row for row in runs_page.run_table_rows(feeds.hub.runs()) if row["run"] == "train-1"]
-    assert (row["tags"], row["note"]) == ("base, 8k", "slow disk")
+    assert row["notes"] == "base, 8k, slow disk"
 
 
 def test_the_list_of_runs_says_which_are_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -773,6 +839,10 @@ def test_the_list_of_runs_says_which_are_live(tmp_path: Path, monkeypatch: pytes
     assert found[1]["verdict"].endswith(" finished")
     assert found[1]["why"].startswith("finished after 20 steps; exposed communication")
     assert found[1]["link"] == "[train-1](/run/train-1/overview)"
+    made = [summary(n, start_ns=n * 100 * MS, end_ns=n * 200 * MS) for n in range(1, 41)]
+    store.save(run(rank(0, recent=made), ended=True))
+    (row,) = [row for row in runs_page.run_table_rows(Hub(store).runs()) if row["run"] == "train-1"]
+    assert row["pace"] == pytest.approx([*(0.1 * middle for middle in range(2, 40, 3)), 4.0])
 
 
 def test_runs_are_laid_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -788,8 +858,15 @@ def test_runs_are_laid_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = Hub(store).compared(["fast", "slow"])
     cell = found.row("step_time").cells[1]
     assert cell.marked and not cell.better and cell.difference == pytest.approx(0.1)
-    text = json.dumps(runs_page.comparison_view(found), cls=components_encoder())
+    followed = [Hub(store).followed(name) for name in ("fast", "slow")]
+    drawn = charts.overlaid_charts([(f.newest().run, f.series((), 0, None)[1]) for f in followed])
+    text = json.dumps(runs_page.comparison_view(found, drawn), cls=components_encoder())
     assert "+100.0 %" in text and found.advice.take == 0
+    assert "Step time: difference from A" in text
+    difference = charts.difference_chart(drawn["step-time"])
+    assert difference is not None and difference.steps == (1, 59)
+    assert difference.traces["A fast"] == ([*range(1, 60)], [0.0] * 59)
+    assert difference.traces["B slow"] == ([*range(1, 60)], pytest.approx([100.0] * 59))
     with pytest.raises(RunNotFound):
         Hub(store).compared(["fast", "none"])
 
@@ -836,7 +913,10 @@ def test_runs_are_laid_over_each_other(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(told in table for told in ("--steps 60", "--steps 90", '"ranks"'))
     assert sent(feeds, where, cursor.as_json())["props"] == {}
     some = feeds.of(replace(where, steps=(70, 80))).page()[0].charts["step-time"]
-    assert set(some.traces) == {"B two"} and some.title == "Step time, median rank; n/a of A"
+    assert some.traces["A one"] == ([], []) and len(some.traces["B two"][0]) == 11
+    colours = {line["name"]: line["line"]["color"] for line in some.figure()["data"]}
+    assert colours == {name: charts.COLOURS[n] for n, name in enumerate(some.traces)}
+    assert some.title == "Step time, median rank; n/a of A"
     with pytest.raises(RunNotFound):
         feeds.of(Route(run="one", others=("none",)))
 

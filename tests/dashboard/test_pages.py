@@ -77,9 +77,9 @@ def test_names_of_a_run_are_text() -> None:
 
 def test_the_page_asks_for_nothing_from_elsewhere_and_stays_small() -> None:
     page = run_page(run(rank(0)), steps(8, 2000), render_run(run(rank(0))))
-    assert tags(page).links == []
+    assert [link for link in tags(page).links if not link.startswith("#")] == []
     assert not re.search(r"@import|url\(", page.partition("<script>")[0])
-    assert len(page.encode()) < 5_000_000
+    assert len(page.encode()) < 2_200_000
 
 
 def test_the_verdict_comes_first_and_a_finding_has_its_diff() -> None:
@@ -88,8 +88,11 @@ def test_the_verdict_comes_first_and_a_finding_has_its_diff() -> None:
     snapshot = run(rank(0, failed=True, alive=False, ended="SIGKILL"), findings=(found,))
     page = run_page(snapshot, steps(1, 5), render_run(snapshot))
     body = page.partition("<body>")[2]
-    assert body.index("died: rank 0, SIGKILL") < body.index("ZM206") < body.index("In numbers")
-    assert "<span class='out'>- old</span>" in body and "<span class='in'>+ new</span>" in body
+    answers = ("SIGKILL", "What does a step wait for?", "What do I change?", "ZM206",
+               "Step time", "Will it run out of memory?", "In numbers")  # fmt: skip
+    places = [body.index(answer) for answer in answers]
+    assert places == sorted(places)
+    assert '<span class="out">- old\n</span>' in body and '<span class="in">+ new\n</span>' in body
     assert "1.0 GiB less per rank" in body
 
 

@@ -83,3 +83,11 @@ def test_while_no_step_ends_the_page_says_that_what_is_under_way_is_missing(foun
     sentence = "no step for 35 s: what is under way is not drawn"
     assert sentence in str(timeline.timeline_view(found, still))
     assert sentence not in str(timeline.timeline_view(found, replace(still, findings=())))
+
+
+def test_the_step_in_which_a_run_ended_is_said_to_be_missing(found: Lanes) -> None:
+    died = run(rank(failed=True, alive=False, ended="SIGKILL"), ended=True)
+    sentence = "the step in which the run ended is not drawn"
+    assert sentence in str(timeline.timeline_view(found, died))
+    finished = run(rank(alive=False, ended="exit"), ended=True)
+    assert sentence not in str(timeline.timeline_view(found, finished))

@@ -60,7 +60,7 @@ def _rendered(finding: Finding) -> dict[str, str]:
         "report": render_run(run(rank(), findings=(finding,))),
         "terminal": "\n".join(plain_text(line) for line in finding_page(finding, 100)),
         "dashboard": _words(widgets._finding_panel(finding)),
-        "page": unescape(html_report._finding_markup(finding)),
+        "page": unescape(html_report.component_markup(widgets._finding_panel(finding), {})),
     }
 
 

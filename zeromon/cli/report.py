@@ -151,14 +151,17 @@ def write_html_page(
     Raises :class:`SourceError` when it cannot be made.
     """
     pages = draw_module("html_report")
-    columns = step_series(run, Store().folder(run.run)) if steps is None else steps
-    page = pages.run_page(run, columns, report_text(run), still=still)
+    store = Store()
+    columns = step_series(run, store.folder(run.run)) if steps is None else steps
+    past = [] if run.origin else findings_of_record(store.folder(run.run))
+    annotation = store.about(run.run)
+    page = pages.run_page(run, columns, report_text(run), past, annotation, still=still)
     with os_errors_as(SourceError, f"write {path}", ""):
         Path(path).write_text(page)
 
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "microsoft-edge")
-_PAGE_WIDTH, _MAX_HEIGHT, _FIGURES_HEIGHT, _LINE_HEIGHT = 1160, 16_000, 2200, 19
+_PAGE_WIDTH, _MAX_HEIGHT, _FIGURES_HEIGHT, _LINE_HEIGHT = 1160, 16_000, 2700, 19
 _PATIENCE_SECONDS = 60
 
 
@@ -168,7 +171,7 @@ def write_page_png(run: RunSnapshot, path: str, *, steps: Series | None = None) 
     if browser is None:
         raise SourceError("a PNG needs Chromium or Chrome", "Write FILE.html, or install one.")
     row_count = report_text(run).count("\n")
-    row_count += sum(10 if finding.remedy else 3 for finding in run.findings)
+    row_count += sum(12 if finding.remedy else 8 for finding in run.findings)
     high = min(_MAX_HEIGHT, _FIGURES_HEIGHT + _LINE_HEIGHT * row_count)
     with tempfile.TemporaryDirectory(prefix="zeromon-") as folder:
         page, snapshot = Path(folder) / "page.html", Path(folder) / "page.png"

@@ -714,6 +714,8 @@ def gaps_in(lanes: Lanes, run: RunSnapshot) -> list[str]:
     paused = pause_seconds(run)
     if paused is not None:
         missing.insert(0, f"{pause_text(paused)}: what is under way is not drawn")
+    elif run.ended and (run.hangs or has_died(run)):
+        missing.insert(0, "the step in which the run ended is not drawn")
     unplaced = sum(step.unplaced_ns for step in lanes.steps) / 1e9
     if unplaced:
         missing.append(f"{human_seconds(unplaced)} of exposed communication have no known moment")

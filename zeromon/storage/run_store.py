@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -27,7 +28,7 @@ from zeromon.readout.verdict import judge_run, state_and_cause
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file, replacing_file
 from zeromon.ring.paths import is_run_id as is_run_id
-from zeromon.snapshot import RunSnapshot, Severity
+from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.focus import highest_exposed_ratio
 from zeromon.snapshot.rank import NOT_SEEN
 from zeromon.snapshot.run import About
@@ -91,6 +92,8 @@ class Manifest:
     """The severity of the verdict, "" where all is well."""
     cause: str = ""
     """The last threat to the run; "" without one."""
+    pace_seconds: tuple[float, ...] = ()
+    """The median step time in each of at most 16 equal parts of the last steps, the newest last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,18 @@ def manifest_of_run(run: RunSnapshot) -> Manifest:
         health=judged.health,
         severity=judged.severity or "",
         cause=judged.cause if judged.severity in _SEVERE or not run.ranks else "",
+        pace_seconds=_pace_of_rank(first_rank) if first_rank else (),
     )
+
+
+_MAX_PACE_PARTS = 16
+
+
+def _pace_of_rank(rank: RankSnapshot) -> tuple[float, ...]:
+    """The values of :attr:`Manifest.pace_seconds`."""
+    seconds = [step.seconds for step in rank.steps.recent]
+    length = -(-len(seconds) // _MAX_PACE_PARTS) or 1
+    return tuple(round(median(seconds[n : n + length]), 6) for n in range(0, len(seconds), length))
 
 
 _SEVERE = (Severity.WARNING, Severity.CRITICAL)

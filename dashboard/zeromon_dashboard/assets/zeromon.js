@@ -7,6 +7,17 @@
       : value.toLocaleString("en", Number.isInteger(value) ? {}
         : { minimumFractionDigits: Math.min(3, digits(value)), maximumFractionDigits: Math.min(3, digits(value)) });
 
+  // the step time of a run as a line from 0 to its maximum
+  (window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {}).Spark = ({ value }) => {
+    if (!value || value.length < 2) return "n/a";
+    const top = Math.max(...value), [wide, high] = [76, 18];
+    const points = value.map((v, n) => `${(n * wide) / (value.length - 1)},${high - (v / top) * (high - 2)}`).join(" ");
+    const label = `step time ${(1e3 * value[0]).toPrecision(3)} to ${(1e3 * value.at(-1)).toPrecision(3)} ms, at most ${(1e3 * top).toPrecision(3)} ms`;
+    return React.createElement("svg", { width: wide, height: high, className: "spark", role: "img", "aria-label": label },
+      React.createElement("title", {}, label),
+      React.createElement("polyline", { points, fill: "none", stroke: "currentColor", strokeWidth: 1.5 }));
+  };
+
   const dash = (window.dash_clientside = window.dash_clientside || {});
   const skip = () => dash.no_update;
   let shown = null; // the route that the page on screen is of
@@ -81,7 +92,7 @@
           if (document.getElementById(id)) dash.set_props(id, { extendData: points });
         const health = document.getElementById("health");
         const run = decodeURIComponent(split(route)[0].split("/")[2] || "");
-        document.title = health ? `${health.textContent} · ${run} · zeromon` : "zeromon";
+        if (health) document.title = `${health.textContent} · ${run} · zeromon`;
         return body.cursor;
       } catch (error) {
         dash.set_props("lost", { children: "zeromon dash does not answer; trying again" });
@@ -94,6 +105,7 @@
     links: (route) => {
       const [path, query] = split(route);
       const parts = path.split("/").filter(Boolean);
+      document.title = `${parts.length ? parts[1] || parts[0] : (query.get("compare") || "runs").replaceAll(",", " against ")} · zeromon`;
       const run = parts[0] === "run" ? parts[1] : null;
       const pages = pageLinks().map((id) => id.slice("nav-".length));
       for (const name of ["metric", "node", "changes"]) query.delete(name);
@@ -144,6 +156,35 @@
     open: (event) =>
       event && event.rowId && event.colId !== "link" // whose link the browser follows
         ? [`/run/${encodeURIComponent(event.rowId)}/overview`, ""] : [skip(), skip()],
+
+    // sort and filters of the list are in the address, without a new page
+    listed: async () => {
+      const grid = await dash_ag_grid.getApiAsync("run-table");
+      if (window.innerWidth < 768) { // of a phone: what is wrong with which run
+        const shown = ["verdict", "link", "why"];
+        const state = grid.getColumnState().filter(({ colId }) => !colId.startsWith("ag-Grid")).map(({ colId }) => (
+          { colId, pinned: null, hide: !shown.includes(colId), ...(colId === "link" ? { width: 90 } : {}) }));
+        grid.applyColumnState({ state });
+      }
+      document.documentElement.dataset.listed = "yes";
+      const query = new URLSearchParams(window.location.search);
+      const [colId, sort] = (query.get("sort") || "").split(":");
+      if (colId) grid.applyColumnState({ state: [{ colId, sort: sort || "asc" }], defaultState: { sort: null } });
+      const model = {};
+      for (const [name, filter] of query)
+        if (name.startsWith("is-")) model[name.slice(3)] = { filterType: "text", type: "contains", filter };
+      if (Object.keys(model).length) grid.setFilterModel(model);
+      const keep = () => {
+        const kept = new URLSearchParams(window.location.search);
+        for (const name of [...kept.keys()]) if (name === "sort" || name.startsWith("is-")) kept.delete(name);
+        for (const state of grid.getColumnState()) if (state.sort) kept.set("sort", `${state.colId}:${state.sort}`);
+        for (const [name, { filter }] of Object.entries(grid.getFilterModel())) if (filter) kept.set(`is-${name}`, filter);
+        window.history.replaceState(window.history.state, "", joined(window.location.pathname, kept));
+      };
+      grid.addEventListener("sortChanged", keep);
+      grid.addEventListener("filterChanged", keep);
+      return skip();
+    },
 
     compare: (clicks, rows) =>
       clicks && rows && rows.length > 1

@@ -66,6 +66,8 @@ def prediction_view(plan: dict[str, Any]) -> list[Any]:
     )
     needs = dict.fromkeys(p.get("step_seconds_unknown") for p in points)
     notes += [f"step time n/a without {missing}" for missing in needs if missing]
+    if any(point.get("pareto") for point in points):
+        notes.insert(0, f"* {plotly_figures.PARETO}")
     components: list[Any] = [
         data_grid(
             "prediction",
