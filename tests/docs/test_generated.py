@@ -42,6 +42,19 @@ def test_the_page_of_rules_is_the_generated_one(generate: ModuleType) -> None:
     assert text.count("| [ZM") == len(generate.all_pages()) > 60
 
 
+def test_the_page_of_the_command_line_is_the_generated_one(generate: ModuleType) -> None:
+    """If this fails, run ``python docs/generate.py``, after a new variable has its row there."""
+    text = (DOCS / "reference" / "cli.md").read_text()
+    assert text == generate.cli_page()
+    assert all(f"\n## zeromon {verb}\n" in text for verb in generate.VERBS)
+    assert text.count("\n| `") > 200
+
+
+def test_every_variable_that_the_code_reads_is_listed(generate: ModuleType) -> None:
+    """The pattern finds variables of zeromon, of launchers and of a virtual device."""
+    assert {"ZEROMON_STORE", "WORLD_SIZE", "VGPU_RANKS", "SLURM_NTASKS"} <= generate.variables_read()
+
+
 def test_the_published_steps_are_predicted_anew() -> None:
     """If this fails, replace the table by what ``python tests/bench/bench_published.py`` prints."""
     path = DOCS.parent / "tests" / "bench" / "bench_published.py"
