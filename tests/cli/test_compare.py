@@ -81,16 +81,6 @@ def test_the_table_says_what_differs_and_which_to_take(home: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_the_memory_of_all_runs_is_one_chart(home: Path) -> None:
-    """A line of its own gap for each."""
-    done = zeromon_here(home, "compare", "base", "slow")
-    _, _, drawn = done.stdout.partition("Memory over the steps (RSS, of the rank that has most)\n")
-    lines = drawn.splitlines()
-    assert lines[0].split() == ["━", "A", "1", "GiB", "╍", "B", "1.172", "GiB"]
-    assert lines[9].split() == ["GiB", "step", "1", "120"]
-    assert sum("⠉" in line or "⣀" in line or "⠒" in line or "⠤" in line for line in lines[1:9]) >= 1
-
-
 def test_what_the_machine_may_explain_is_not_marked(home: Path) -> None:
     """30 % slower, and its ranks had no CPU for 40 % of the time."""
     done = zeromon_here(home, "compare", "base", "starved")

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zeromon.base.errors import CompareError
-from zeromon.base.units import byte_scale, human_count, human_share, printable
+from zeromon.base.units import human_count, human_share, printable
 from zeromon.cli.parser import add_flag, add_list
 from zeromon.cli.report import recent_step_frame, snapshot_of
 from zeromon.cli.terminal import is_coloured, show_json, show_working
@@ -35,13 +35,9 @@ from zeromon.comparison.thresholds import NAMES, Verdict, judge_limits, parse_li
 from zeromon.readout.tables import aligned_table
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.step_history.queries import by_step, frame_of_steps
-from zeromon.tui.drawing import Curve, Plot, draw_chart, draw_legend
-from zeromon.tui.line import plain_text
 
 _GOOD, _BAD, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
 _MAX_NAME_CHARS = 24
-_CHART_COLUMNS, _CHART_ROWS = 78, 9
-_GAPS = (0, 4, 1, 8)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,11 +100,8 @@ Text = tuple[str, str]
 """The text of a cell, and its colour ("" for none)."""
 
 
-def as_text(compared: Comparison, width: int, *, coloured: bool = False, drawn: bool = True) -> str:
-    """The runs, the table in as many parts as *width* requires, and the recommendation.
-
-    *drawn*: with the chart of the memory.
-    """
+def as_text(compared: Comparison, width: int, *, coloured: bool = False) -> str:
+    """The runs, the table in as many parts as *width* requires, and the recommendation."""
     environment = [_wrap_text(row, "  ", width) for row in text.environment_lines(compared)]
     sections = [_runs_table(compared), "\n".join(["Environment", *environment])]
     sections += _figure_tables(compared, width, coloured=coloured)
@@ -116,7 +109,6 @@ def as_text(compared: Comparison, width: int, *, coloured: bool = False, drawn: 
         sections[-1] += f"\n  * differs from {letter(0)} by more than the noise"
     if any(cell.doubtful for row in compared.rows for cell in row.cells):
         sections[-1] += f"\n  ? {text.NOT_COMPARABLE}"
-    sections += _memory_chart(compared, width) if drawn else []
     notes = _unknown_figures(compared)
     if notes:
         sections.append("Not known\n" + "\n".join(_wrap_text(note, "  ", width) for note in notes))
@@ -124,26 +116,6 @@ def as_text(compared: Comparison, width: int, *, coloured: bool = False, drawn: 
     rows = [_wrap_text(advice[0].upper() + advice[1:], "", width)]
     sections.append("\n".join([*rows, *(_wrap_text(reason, "  - ", width) for reason in reasons)]))
     return "\n\n".join(sections) + "\n"
-
-
-def _memory_chart(compared: Comparison, width: int) -> list[str]:
-    """The memory of all columns in one chart, whose lines differ by their gaps; [] for less than two."""
-    tracks = compared.memory.lines
-    if sum(bool(track) for track in tracks) < 2:
-        return []
-    top = max(nbytes for track in tracks for _, nbytes in track)
-    first_step = min(track[0][0] for track in tracks if track)
-    last_step = max(track[-1][0] for track in tracks)
-    divisor, unit = byte_scale(top)
-    curves = tuple(
-        Curve(letter(n), "", track, _GAPS[n % len(_GAPS)]) for n, track in enumerate(tracks) if track
-    )
-    plot = Plot(curves=curves, x=(first_step, last_step), y=(0.0, 1.05 * top), unit=unit,
-                axis=lambda value: f"{value / divisor:.4g}",
-                foot=(f"step {human_count(first_step)}", human_count(last_step)))  # fmt: skip
-    wide = min(width - 2, _CHART_COLUMNS)
-    drawn = [draw_legend(plot, wide), *draw_chart(plot, wide, _CHART_ROWS)]
-    return ["\n".join([text.course_title(compared), *(f"  {plain_text(r)}".rstrip() for r in drawn)])]
 
 
 def _wrap_text(sentence: str, mark: str, width: int) -> str:

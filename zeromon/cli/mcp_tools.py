@@ -188,7 +188,7 @@ def compare_runs(first: str, second: str) -> list[str]:
     """Two runs side by side: which to take, and which differences are significant (*)."""
     snapshots = [_read_run(name) for name in (first, second)]
     pair = [[compare_verb.snapshot_figures(run, Store().folder(run.run))] for run in snapshots]
-    comparison = compare_verb.as_text(compare(pair), _COLUMNS, drawn=False)
+    comparison = compare_verb.as_text(compare(pair), _COLUMNS)
     *tables, advice = comparison.strip().split("\n\n")
     return _lines_of(advice, *tables)
 

@@ -101,10 +101,10 @@ class ComparedRuns:
         self.comparison = compare_named(runs)
 
     def __repr__(self) -> str:
-        return as_text(self.comparison, _COLUMNS, drawn=False)
+        return as_text(self.comparison, _COLUMNS)
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        printer.text(as_text(self.comparison, _COLUMNS, coloured=True, drawn=False))
+        printer.text(as_text(self.comparison, _COLUMNS, coloured=True))
 
     def to_pandas(self) -> Any:
         """A ``pandas.DataFrame``: one row per metric and column, in the ``unit`` of the row."""

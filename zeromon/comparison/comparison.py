@@ -39,27 +39,6 @@ from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring.strategy import Framework, Strategy
 from zeromon.snapshot.noise import Estimate, half_width, pooled_mean
 
-MAX_POINTS = 400
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """One line for each column of a comparison."""
-
-    metric: str
-    """The figure that is drawn: ``peak_reserved`` where all runs used a device, else ``peak_rss``."""
-    lines: tuple[tuple[tuple[int, int], ...], ...]
-    """(step, bytes of the rank that has most), of the first run of a column; () where unknown."""
-
-
-def _thin_out(points: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The highest point of each range of steps."""
-    known_points = [point for point in points if point[1] >= 0]
-    stretch = -(-len(known_points) // MAX_POINTS) or 1
-    ranges = (known_points[at : at + stretch] for at in range(0, len(known_points), stretch))
-    return tuple(max(window, key=lambda point: point[1]) for window in ranges)
-
-
 _TIGHT = plan.RESERVE
 _WORTH_A_NOTE = 0.1
 
@@ -148,7 +127,6 @@ class Comparison:
     rows: tuple[Row, ...]
     advice: Advice
     environment: Environment
-    memory: Course
 
     def row(self, name: str) -> Row:
         """Returns the row of a metric, or of :data:`~zeromon.comparison.run_figures.PEAK_MEMORY`."""
@@ -176,15 +154,11 @@ def compare(columns: Sequence[Sequence[RunFigures]]) -> Comparison:
         replace(_column_of_runs(runs), lacked=machine.lacked, doubt=reason)
         for runs, machine, reason in zip(columns, machines, doubts, strict=True)
     )
-    firsts = [runs[0] for runs in columns]
-    on_device = all(run.peaks["reserved"] >= 0 for run in firsts)
-    curves = (run.reserved if on_device else run.resident for run in firsts)
     return Comparison(
         columns=summaries,
         rows=tuple(rows.values()),
         advice=recommend_column(summaries, by_name, machines),
         environment=environments_of([[run.snapshot for run in runs] for runs in columns]),
-        memory=Course(metric=peak_memory(on_device=on_device), lines=tuple(map(_thin_out, curves))),
     )
 
 

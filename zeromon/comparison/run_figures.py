@@ -55,9 +55,6 @@ class RunFigures:
     micro_steps: int
     peaks: Mapping[str, int]
     """Maximum over all steps of ``allocated``, ``reserved``, ``rss``, ``other``, bytes; -1: unknown."""
-    reserved: tuple[tuple[int, int], ...]
-    """(step, bytes) of all steps, with the warm-up; -1: unknown. Also the next."""
-    resident: tuple[tuple[int, int], ...]
 
     @property
     def rank(self) -> RankSnapshot | None:
@@ -109,13 +106,7 @@ def figures_of(snapshot: RunSnapshot, series: Series) -> RunFigures:
             name: int(max(series[f"{name}_bytes"], default=-1))
             for name in ("allocated", "reserved", "rss", "other")
         },
-        reserved=_points_by_step(series, "reserved_bytes"),
-        resident=_points_by_step(series, "rss_bytes"),
     )
-
-
-def _points_by_step(series: Series, name: str) -> tuple[tuple[int, int], ...]:
-    return tuple((int(x), int(y)) for x, y in zip(series["step"], series[name], strict=True))
 
 
 def _rows_after_warm_up(steps: Sequence[float]) -> list[int]:

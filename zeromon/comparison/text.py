@@ -75,12 +75,6 @@ def steps_text(column: Column) -> str:
     return f"{human_count(column.steps)}{of}"
 
 
-def course_title(comparison: Comparison) -> str:
-    """Returns the title of the chart of :attr:`~zeromon.comparison.comparison.Comparison.memory`."""
-    kind = comparison.row(comparison.memory.metric).label.removeprefix("peak ")
-    return f"Memory over the steps ({kind}, of the rank that has most)"
-
-
 def configured_rows(comparison: Comparison) -> list[Difference]:
     """Returns what is not configured alike in all columns, then what differs in their environments."""
     rows = (

@@ -119,10 +119,6 @@ def _is_torch(code: CodeType) -> bool:
     return "/torch/" in code.co_filename or "/zeromon_agents/" in code.co_filename
 
 
-def _is_package(code: CodeType) -> bool:
-    return "-packages/" in code.co_filename and not _is_torch(code)
-
-
 def _frame_place(frame: Any) -> str:
     """``train.py:111 in log_metrics``; of an installed package its path within the packages."""
     name = frame.f_code.co_filename.rpartition("-packages/")[2].removeprefix(f"{os.getcwd()}/")

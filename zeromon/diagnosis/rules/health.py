@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE, OF_ITERABLE, ladder_remedy
 from zeromon.diagnosis.stalls import find_stalls, severity_of_pause, worst_stall
@@ -12,7 +12,6 @@ from zeromon.fold.summarize import STARTS
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.readout import text
 from zeromon.readout.ledger import Checkpoints, checkpoints_of, unsaved_text
-from zeromon.readout.tables import role_lines
 from zeromon.readout.verdict import hang_text, named_ranks
 from zeromon.ring.strategy import Framework
 from zeromon.snapshot import Hang, Pool, RankSnapshot, RiskCause, RunSnapshot, Severity
@@ -78,21 +77,13 @@ def _action_after_death(rank: RankSnapshot) -> str:
         location = f"Fix {raised_at[1]}, where {name} raised it" if raised_at else "Fix what raised it"
         return f"{location}; the whole traceback is in the output of {name}."
     if cause == HOST_OOM:
-        rows = [(role.tiers.get("host", 0), role.name) for role in role_lines(rank)]
-        nbytes, largest = max(rows, default=(0, ""))
-        largest_text = (
-            f" Most of what {name} held was {largest}, {human_bytes(nbytes)}." if nbytes else ""
+        return (
+            "Let the ranks hold less host memory, or give them more; report --full shows what held it."
         )
-        return f"Let the ranks hold less host memory, or give them more.{largest_text}"
     if cause == "SIGKILL":
-        return (
-            "Find out who sent SIGKILL: a limit of the scheduler (its log), the kernel (dmesg), or a "
-            f"person. {name.capitalize()} itself did nothing wrong."
-        )
+        return "Find out who sent SIGKILL: a scheduler at a limit, the kernel (dmesg), or a person."
     if cause in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"):
-        return (
-            f"Run again with PYTHONFAULTHANDLER=1: native code of {name} crashed, and this prints where."
-        )
+        return f"Run again with PYTHONFAULTHANDLER=1: it prints where native code of {name} crashed."
     if cause.startswith("exit code"):
         return f"Read the last lines that {name} printed: it ended itself, with {cause}."
     return ""
