@@ -30,12 +30,9 @@ def finding(snapshot: RunSnapshot, code: str, of_rank: int) -> Finding:
             "Fix t.py:44, where rank 1 raised it; the whole traceback is in the output of rank 1.",
         ),
         ({"ended": "SIGKILL"}, "Find out who sent SIGKILL: "),
-        (
-            {"ended": "SIGSEGV"},
-            "Run again with PYTHONFAULTHANDLER=1: it prints where native code of rank 1",
-        ),
+        ({"ended": "SIGSEGV"}, "Run again with PYTHONFAULTHANDLER=1: it prints where native code of"),
         ({"ended": "exit code 17"}, "Read the last lines that rank 1 printed: it ended itself"),
-        ({"ended": KILLED_FOR_MEMORY}, "Let the ranks hold less host memory, or give them more; "),
+        ({"ended": KILLED_FOR_MEMORY}, "Let ranks hold less host memory, or give them more; "),
     ],
 )
 def test_the_end_of_a_rank(status: dict[str, Any], action: str) -> None:

@@ -366,15 +366,12 @@ def memory_answer(run: RunSnapshot) -> str:
         return f"at risk: {risk_text(risk, rank)}"
     if risk.capacity_bytes < 0 or risk.used_bytes < 0:
         return f"n/a: the limit of {risk.pool} memory is not known"
+    verb = "were left" if run.ended else "left"
     free = human_bytes(max(0, risk.capacity_bytes - risk.used_bytes))
     if risk.used_bytes > SAFE_LEVEL * risk.capacity_bytes:
         limit = human_bytes(risk.capacity_bytes)
-        return f"not yet, but only {free} of {limit} of {risk.pool} memory {_left(run)}"
-    return f"no, {free} of {risk.pool} memory {_left(run)}"
-
-
-def _left(run: RunSnapshot) -> str:
-    return "were left" if run.ended else "left"
+        return f"not yet, but only {free} of {limit} of {risk.pool} memory {verb}"
+    return f"no, {free} of {risk.pool} memory {verb}"
 
 
 # ---- where all the time went ----------------------------------------------------------------------

@@ -77,9 +77,7 @@ def _action_after_death(rank: RankSnapshot) -> str:
         location = f"Fix {raised_at[1]}, where {name} raised it" if raised_at else "Fix what raised it"
         return f"{location}; the whole traceback is in the output of {name}."
     if cause == HOST_OOM:
-        return (
-            "Let the ranks hold less host memory, or give them more; report --full shows what held it."
-        )
+        return "Let ranks hold less host memory, or give them more; report --full shows what held it."
     if cause == "SIGKILL":
         return "Find out who sent SIGKILL: a scheduler at a limit, the kernel (dmesg), or a person."
     if cause in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"):
