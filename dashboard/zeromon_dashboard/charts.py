@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from zeromon.base.units import human_bytes
 from zeromon.comparison.comparison import letter
 from zeromon.readout import charts as specs
 from zeromon.readout.charts import ChartSpec, Read, StepRow, rows_of
@@ -406,14 +405,10 @@ def _chart_of_spec(
     if len(set(series["rank"])) == 1:
         for name, read_other in spec.beside:
             traces[name] = reduce_points(series["step"], _column_of(rows, read_other, scale))
-    title = _chart_title(spec)
     limit = specs.limit_of(spec, run.ranks)
-    if summed and limit is not None and limit.nbytes:
-        step = GIB if limit.nbytes >= 8 * GIB else GIB // 8  # it moves, and each title is a new figure
-        title += f"; used and available {human_bytes(limit.nbytes // step * step)}"
     marks = limit_marks_of(spec, limit) if summed or not spec.shared else ()
     top = max(_top_of_axis(series["step"], column), *(_top_of_axis(*trace) for trace in traces.values()))
-    return Chart(title, unit, traces, top, marks, steps)
+    return Chart(_chart_title(spec), unit, traces, top, marks, steps)
 
 
 def _column_of(rows: Sequence[StepRow], read_value: Read, scale: float) -> list[float | None]:

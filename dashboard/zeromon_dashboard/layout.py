@@ -120,8 +120,8 @@ def _page_head_props(view: Known) -> Parts:
         "facts": {"children": facts},
         "about": {"children": [*tags, *remarks]},
         "state": {"children": state, "color": colour},
-        "detail": {"children": judged.detail},
-        "verdict": {"children": "; " * bool(judged.detail and state_text) + state_text},
+        "detail": {"children": judged.detail + "; " * bool(judged.detail and state_text)},
+        "verdict": {"children": state_text},
         "life": {"style": {"background": _life_gradient(life, view.span)}, "title": life_text(life)},
         "when": _player_moments(view),
     }

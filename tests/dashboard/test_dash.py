@@ -438,7 +438,6 @@ def test_the_memory_of_a_host_has_its_capacity_on_the_sum_of_its_ranks(
     chart = charts.charts_of(series.to_dict(as_series=False), run(*ranks))["memory"]
     assert chart is not None and len(chart.marks) == drawn
     assert set(chart.traces["sum"][1]) == {3.0} and chart.top >= 3.0
-    assert "used and available 10.0 GiB" in chart.title
 
 
 def test_past_findings_are_one_line_a_rule() -> None:
@@ -837,7 +836,7 @@ def test_the_list_of_runs_says_which_are_live(tmp_path: Path, monkeypatch: pytes
     assert found[0]["verdict"] == "■ not watched"
     assert found[0]["why"].startswith("no longer monitored")
     assert found[1]["verdict"].endswith(" finished")
-    assert found[1]["why"].startswith("finished after 20 steps; exposed communication")
+    assert found[1]["why"].startswith("finished after 20 steps; no problem found; exposed")
     assert found[1]["link"] == "[train-1](/run/train-1/overview)"
     made = [summary(n, start_ns=n * 100 * MS, end_ns=n * 200 * MS) for n in range(1, 41)]
     store.save(run(rank(0, recent=made), ended=True))

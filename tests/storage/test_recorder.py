@@ -462,7 +462,9 @@ def test_the_store_lists_its_runs_without_reading_their_pictures(store: Store) -
     (only,) = store.list_manifests()
     assert (only.run, only.strategy, only.steps, only.ended) == ("train-1", "fsdp2", 20, True)
     assert (only.memory_bytes, only.exposed_ratio) == (40 << 30, pytest.approx(0.1))
-    assert only.verdict == "finished after 20 steps; exposed communication 10.0 % of a step"
+    assert only.verdict == (
+        "finished after 20 steps; no problem found; exposed communication 10.0 % of a step"
+    )
     content = snapshot.read_bytes()
     snapshot.write_text("not read")
     assert store.list_manifests() == [only]

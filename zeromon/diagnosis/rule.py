@@ -321,7 +321,7 @@ def action_of(finding: Finding) -> str:
 def _code_in_prose(block: re.Match[str]) -> str:
     """Code of one line stays in a sentence, more does not."""
     code = block[1].strip()
-    return "" if "\n" in code else f"{code};"
+    return "" if "\n" in code else f"{code}."
 
 
 def find_page(code_or_name: str) -> Page:

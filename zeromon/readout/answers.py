@@ -257,10 +257,7 @@ _VISIBLE = 0.002
 
 
 def window_text(run: RunSnapshot) -> str:
-    """``mean of the last 20 steps``, ``mean of the last 60 s`` from a Prometheus; "" before any step.
-
-    ``..., before it stalled`` where no step has ended since.
-    """
+    """``mean of the last 20 steps``, ``mean of the last 60 s`` from a Prometheus; "" before any step."""
     if run.origin:
         return f"mean of the last {human_seconds(max(10.0, 4 * run.every_seconds))}"
     steps = max((rank.steps.watched_steps for rank in run.ranks), default=0)
@@ -319,8 +316,7 @@ def events_of(run: RunSnapshot, chart: str) -> tuple[tuple[int, str], ...]:
 def findings_to_act_on(run: RunSnapshot, limit: int = 2) -> tuple[Finding, ...]:
     """The finding of the verdict, then the most urgent ones that come with a change; of each rule one.
 
-    Where the verdict's names nothing to do, a change comes first. Without any, those that are at least a
-    warning.
+    Where the verdict's names nothing to do, only those. Without any, those that are at least a warning.
     """
     finding = judge_run(run).finding
     is_stopped = run.ended and not has_died(run)  # then a rank that ended is no cause
@@ -334,7 +330,7 @@ def findings_to_act_on(run: RunSnapshot, limit: int = 2) -> tuple[Finding, ...]:
     with_change = [f for f in other_findings if f.remedy is not None]
     if finding is not None and finding.remedy is None and not finding.action:
         # Its page speaks of all causes, a change of the one that was found
-        by_rule = {f.rule: f for f in with_change[:1]} | by_rule
+        by_rule = {} if with_change else by_rule
     for f in with_change:
         by_rule.setdefault(f.rule, f)
     if not by_rule:
@@ -366,7 +362,7 @@ def memory_answer(run: RunSnapshot) -> str:
         return f"at risk: {risk_text(risk, rank)}"
     if risk.capacity_bytes < 0 or risk.used_bytes < 0:
         return f"n/a: the limit of {risk.pool} memory is not known"
-    verb = "were left" if run.ended else "left"
+    verb = "was left" if run.ended else "left"
     free = human_bytes(max(0, risk.capacity_bytes - risk.used_bytes))
     if risk.used_bytes > SAFE_LEVEL * risk.capacity_bytes:
         limit = human_bytes(risk.capacity_bytes)
@@ -379,7 +375,7 @@ def memory_answer(run: RunSnapshot) -> str:
 _GROUPS = dict.fromkeys(USEFUL, "compute") | {
     Cause.EXPOSED: "communication", Cause.WAITING: "waiting", Cause.DATA: "waiting",
     Cause.HANG: "waiting", Cause.STALL: "waiting", Cause.SET_UP: "set-up", Cause.COMPILE: "set-up",
-    Cause.SHUT_DOWN: "set-up", Cause.DEAD: "dead time", Cause.LOST: "work lost",
+    Cause.SHUT_DOWN: "set-up", Cause.DEAD: "dead time", Cause.LOST: "steps not saved",
 }  # fmt: skip
 
 

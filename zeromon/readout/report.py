@@ -200,7 +200,7 @@ def render_answers(
     if len(life) > 1:
         rows_shown.append(_wrap_text(life_text(life)))
     rows_shown += [row for row in _fact_lines(run, annotation or About()) if row.startswith(_FACTS)]
-    facts = [f"{value} {note}, {window_text(run)}" for value, note in pace_facts(run)]
+    facts = [f"{value} {note[:6]}, {window_text(run)}{note[6:]}" for value, note in pace_facts(run)]
     rows_shown += ["", f"What does a step wait for? {'; '.join(facts) or 'n/a: no step has ended yet'}"]
     rows_shown += [_wrap_text(f"{value} {note}") for value, note in goodput_facts(run)]
     for bar in step_bars(run):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.fold.summarize import waits_for_batch
+from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.readout import text
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
 from zeromon.ring.codes import TextEnum
@@ -377,7 +378,9 @@ def judge_run(run: RunSnapshot) -> Verdict:
     if text.has_died(run):
         alive = not run.ended and any(rank.status.alive for rank in run.ranks)
         health = Health.DYING if alive else Health.DEAD
-        return _of_health(health, _first_death_sentence(run), _finding_of_death(run))
+        unreported = text.unreported_text([a for a in run.attempts if a.number > run.attempt])
+        causes = "; ".join(filter(None, (_first_death_sentence(run), unreported)))
+        return _of_health(health, causes, _finding_of_death(run))
     is_stopped = any(rank.status.failed for rank in run.ranks)
     if all(rank.status.silent for rank in run.ranks) and not run.ended:
         return _of_health(Health.UNKNOWN, text.silent_text(run, run.ranks))
@@ -388,8 +391,8 @@ def judge_run(run: RunSnapshot) -> Verdict:
     if is_stopped or run.ended:
         health = Health.STOPPED if is_stopped else Health.FINISHED
         trained = any(rank.steps.watched_steps for rank in run.ranks)
-        calm = f"no problem found; {_largest_wait(run)}" if trained else _no_step_text(run)
-        final = threat or _of_health(health, calm)
+        calm = f"{_nearly_full_text(run) or 'no problem found'}; {_largest_wait(run)}"
+        final = threat or _of_health(health, calm if trained else _no_step_text(run))
         has_room = trained and (threat is None or threat.health is Health.SLOW)
         cause = f"{_fits_text(run) if has_room else ''}{final.cause}"
         return replace(final, health=health, cause=cause, outcome=text.run_state(run))
@@ -559,6 +562,14 @@ def _ranks_without_agent(run: RunSnapshot) -> list[int]:
     return sorted(set(range(size)) - {rank.rank for rank in run.ranks}) if is_whole else []
 
 
+def _nearly_full_text(run: RunSnapshot) -> str:
+    """The memory that is nearly full, though nothing says that it runs out; "" without one."""
+    nearest = nearest_oom(run.ranks)
+    if nearest is None or nearest[1].used_bytes <= SAFE_LEVEL * nearest[1].capacity_bytes:
+        return ""
+    return f"{nearest[1].pool} memory is nearly full: {risk_level(nearest[1])}"
+
+
 def _fits_text(run: RunSnapshot) -> str:
     """``fits, with a peak of 20.2 GiB of 79.1 GiB; ``, of a preflight's fullest device; else ""."""
     devices = [r.memory.device for r in run.ranks if r.on_virtual_device and r.memory.device is not None]
@@ -598,7 +609,9 @@ def _verdict_when_healthy(run: RunSnapshot) -> Verdict:
     if nearest is not None and nearest[1].steps_left is not None:  # in a long time
         headlines = risk_headline(*nearest), risk_headline(*nearest, short=True)
         return Verdict(Health.HEALTHY, None, *headlines)
-    memory = "the memory's limit is not known" if nearest is None else "no memory is running out"
+    memory = "the memory's limit is not known"
+    if nearest is not None:
+        memory = _nearly_full_text(run) or "no memory is running out"
     return Verdict(Health.HEALTHY, None, f"{memory}; {_largest_wait(run)}")
 
 

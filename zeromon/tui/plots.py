@@ -192,8 +192,8 @@ def plot_of(
         ticks=(0.0, capacity / 2, capacity) if shows_limit else (low, (low + high) / 2, high),
         foot=(f"step {human_count(start)}", human_count(stop)),
     )  # fmt: skip
-    limit_name = "used and available" if spec.shared else "limit"  # of the host: it moves
-    title = f"{spec.title}; {limit_name} {human_bytes(capacity)}" if capacity else spec.title
+    has_limit = capacity and not spec.shared  # that of the host moves
+    title = f"{spec.title}; limit {human_bytes(capacity)}" if has_limit else spec.title
     a_step = "" if spec.share is None else "share of a step" if options.shares else "a step"
     return TitledPlot(plot, title, a_step)
 

@@ -20,13 +20,13 @@ from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.tui import status_text
 from zeromon.tui.columns import DisplayOptions, TableExport
 from zeromon.tui.drawing import LETTERS, chart_drawer, stacked_bar
-from zeromon.tui.line import Line, clean, cut_line, fit, line_width
+from zeromon.tui.line import Line, clean, cut_line, fit, line_width, wrap_text
 from zeromon.tui.plots import plot_of
 from zeromon.tui.screens.view import View
 from zeromon.tui.view_model import ViewModel, draw_life
 from zeromon.tui.widgets.panel import Panel
 
-_AXIS = 7
+_AXIS, _MAX_CHANGE_LINES = 7, 3
 _GAP = "  "
 
 
@@ -62,7 +62,8 @@ class Overview(View):
                 self.query_one(f"#chart-{spec.name}", Panel).show(chart_drawer(chart.plot), title)
         limit = 3 if height >= 30 else 2
         news = self.query_one("#news", Panel)
-        rows = [*note_lines(model.run), *change_lines(model.run, limit)]
+        room = news.size.width - 2 if height >= 30 and news.size.width else 0
+        rows = [*note_lines(model.run), *change_lines(model.run, limit, room)]
         news.styles.height = len(rows) + 2
         news.show(lambda width, _h: [cut_line(row, width) for row in rows])
 
@@ -164,21 +165,24 @@ def note_lines(run: RunSnapshot) -> list[Line]:
     return [[(" ! ", "warn"), (clean(note), "warn")] for note in notes_of(run)]
 
 
-def change_lines(run: RunSnapshot, limit: int) -> list[Line]:
-    """One line for each finding to act on: its change, and the effect that is expected."""
+def change_lines(run: RunSnapshot, limit: int, width: int = 0) -> list[Line]:
+    """The first finding's change, in lines of *width* where that is given; of the next the problem."""
     chosen, judged_finding = answers.findings_to_act_on(run, limit), judge_run(run).finding
     rows: list[Line] = [] if chosen else [[("nothing: no finding asks for it", "dim")]]
     for finding in chosen:
         sign, tone = MARKS[finding.severity]
         effect = f"[{gain}] " if (gain := effect_text(finding.remedy)) else ""
-        sentence = _change_of(finding) if finding is judged_finding else clean(finding_text(finding))
+        is_change = finding is judged_finding or not rows
+        sentence = _change_of(finding) if is_change else clean(finding_text(finding))
         head: Line = [(f"{sign:>2} ", tone), (f"{clean(finding.code)} ", "bold"), (effect, "good")]
-        rows.append([*head, (sentence, "" if finding is judged_finding else tone)])
+        indent = line_width(head)
+        wrapped = wrap_text(sentence, width - indent) if width and is_change else []
+        rows.append([*head, *(wrapped[0] if wrapped else [(sentence, "" if is_change else tone)])])
+        rows += [[(" " * indent, ""), *row] for row in wrapped[1:_MAX_CHANGE_LINES]]
     omitted = len(run.findings) - len(chosen)
     if omitted > 0:
-        rows.append(
-            [(f"   {'and ' * bool(chosen)}{human_count(omitted)} more under Findings (6)", "dim")]
-        )
+        noun = f"finding{'s' * (omitted > 1)}: key 6"
+        rows.append([(f"   {'and ' * bool(chosen)}{human_count(omitted)} more {noun}", "dim")])
     return rows
 
 
@@ -189,21 +193,11 @@ def _change_of(finding: Finding) -> str:
     return "  ".join(added_lines) or clean(action_of(finding)) or clean(finding_text(finding))
 
 
-def finding_lines(findings: Sequence[Finding], limit: int) -> list[Line]:
-    """The most severe findings, one per line."""
-    if not findings:
-        return [[("nothing to report", "dim")]]
+def finding_lines(findings: Sequence[Finding]) -> list[Line]:
+    """The findings, one per line."""
     rows: list[Line] = []
-    for finding in findings[:limit]:
+    for finding in findings:
         sign, tone = MARKS[finding.severity]
-        rows.append(
-            [
-                (f"{sign:>2} ", tone),
-                (f"{clean(finding.code)} ", "bold"),
-                (clean(finding_text(finding)), tone),
-            ]
-        )
-    omitted = len(findings) - limit
-    if omitted > 0:
-        rows[-1] = [(f"   and {omitted + 1} more (6)", "dim")]
+        code, sentence = clean(finding.code), clean(finding_text(finding))
+        rows.append([(f"{sign:>2} ", tone), (f"{code} ", "bold"), (sentence, tone)])
     return rows

@@ -140,7 +140,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, wid
     rows += _waiting_rank_lines(run, rank, width)
     findings = [finding for finding in run.findings if finding.rank == rank.rank]
     if findings:
-        rows += [[], [("findings", "bold")], *finding_lines(findings, len(findings))]
+        rows += [[], [("findings", "bold")], *finding_lines(findings)]
     return [*rows, *_report_sections(replace(run, ranks=(rank,)), width)]
 
 

@@ -16,7 +16,6 @@ from textual.widgets import Input
 from zeromon.base.errors import ZeromonError
 from zeromon.readout.figures import TEXT
 from zeromon.readout.tables import Column, Columns
-from zeromon.snapshot import Severity
 from zeromon.snapshot.run import FleetNode
 from zeromon.sources.base import Source
 from zeromon.tui import status_text
@@ -255,12 +254,12 @@ def why_no_rank(model: ViewModel) -> str:
 
 
 def _tab_row(shown_tab: str, model: ViewModel, width: int) -> Line:
-    severe = sum(finding.severity != Severity.INFO for finding in model.run.findings)
+    finding_count = len(model.run.findings)
     short = width < 100
     spans: Line = []
     for number, name in enumerate(TABS, 1):
         title = {"communication": "Comm"}.get(name, name.capitalize()) if short else name.capitalize()
-        count = f" {severe}" if name == "findings" and severe else ""
+        count = f" {finding_count}" if name == "findings" and finding_count else ""
         spans.append((f" {number} {title}{count} ", "badge" if name == shown_tab else "dim"))
     return spans
 
