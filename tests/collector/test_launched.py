@@ -69,7 +69,7 @@ def test_ranks_are_known_before_they_report_and_attempts_that_never_do(
     shown = wait_for(lambda: len((found := seen(watched)).starting) == 2 and found)
     assert [(one.rank, one.attempt) for one in shown.starting] == [(0, 1), (1, 1)]
     pids = [one.pid for one in shown.starting]
-    assert f"pid {pids[0]} runs; pid {pids[1]} runs" in judge_run(shown).text
+    assert f"pids {pids[0]}, {pids[1]} are running" in judge_run(shown).text
     assert "no collective hangs" not in run_as_text(shown, (), {})
     assert f"rank 1 (pid {pids[1]}): has not reported yet" in run_as_text(shown, (), {})
     tell(launcher, "ends")

@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import MS, changed, rank, run, series, short_of_cpus, summary
+from builders import MS, changed, rank, run, short_of_cpus, summary
 from evidence import FIRES, found, role, saved
 from hub_models import written
 
 from zeromon.check.problem import Machine, Problem
 from zeromon.check.runner import check as check_files
 from zeromon.cli import main
-from zeromon.comparison.comparison import compare
-from zeromon.comparison.run_figures import figures_of
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.rule import all_pages
 from zeromon.memory.ladder import ladder_rungs
@@ -39,9 +37,12 @@ from zeromon.ring.strategy import Framework, Sharding, Strategy, fsdp1_strategy,
 from zeromon.snapshot.host import CpuUser
 from zeromon.snapshot.ledger import ActivityRow, Cause
 from zeromon.snapshot.run import Attempt
+from zeromon.storage.step_history.rows import row_of
+from zeromon.storage.step_history.writer import rows_frame
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.line import plain_text
 from zeromon.tui.screens.rank import rank_page
+from zeromon_dashboard.charts import overlaid_charts
 
 GB = 1e9
 COVERED: dict[str, list[str]] = {}
@@ -483,13 +484,13 @@ def test_check_says_what_the_bytes_cost_on_the_link(check: Any) -> None:
 
 @taught("two runs in one memory chart")
 def test_two_runs_in_one_chart_lose_no_peak() -> None:
-    """tests/cli/test_compare.py has the chart of the terminal and the page."""
-    peak = [1 << 30] * 500 + [3 << 30] + [1 << 30] * 499
-    runs = [figures_of(run(rank(0), run=name), series([0.1] * 1000, rss_bytes=peak)) for name in "ab"]
-    course = compare([[one] for one in runs]).memory
-    assert course.metric == "peak_rss"
-    for line in course.lines:
-        assert len(line) <= 400 and (501, 3 << 30) in line
+    """tests/dashboard/test_dash.py has the compare page."""
+    steps = [summary(n, rss_bytes=(3 if n == 5001 else 1) << 30) for n in range(1, 10_001)]
+    columns = rows_frame([row_of(0, step, 0) for step in steps]).to_dict(as_series=False)
+    traces = overlaid_charts([(run(rank(0), run=name), columns) for name in "ab"])["memory"].traces
+    assert len(traces) == 2
+    for numbers, used in traces.values():
+        assert len(numbers) <= 1000 and (5001, 3.0) in zip(numbers, used, strict=True)
 
 
 @taught("checkpoints")

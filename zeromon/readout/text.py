@@ -59,8 +59,10 @@ def _process_texts(starting: Sequence[RankProcess]) -> list[str]:
         pids_at.setdefault(f"at {location}" if location else "running", []).append(proc.pid)
     phrases = []
     for activity, pids in list(pids_at.items())[:_MAX_LISTED_PROCESSES]:
-        others_text = f" and {human_count(len(pids) - 1)} more" if pids[1:] else ""
-        phrases.append(f"pid {pids[0]}{others_text} {'are' if others_text else 'is'} {activity}")
+        listed = ", ".join(map(str, pids[:_MAX_LISTED_PROCESSES]))
+        others_text = ", ..." * (len(pids) > _MAX_LISTED_PROCESSES)
+        verb = "are" if pids[1:] else "is"
+        phrases.append(f"pid{'s' * bool(pids[1:])} {listed}{others_text} {verb} {activity}")
     hidden = len(pids_at) - len(phrases)
     return [*phrases, "others elsewhere"] if hidden else phrases
 

@@ -161,7 +161,7 @@ def test_the_training_thread_is_not_what_was_stopped(joined: tuple[str, Joined])
     assert len(helpers) > len(outcomes) / 2 or kind == "plain"
 
 
-STRATEGY = {"fsdp2": "fsdp2", "ddp": "ddp", "zero3": "deepspeed-zero3", "plain": "unknown"}
+STRATEGY = {"fsdp2": "fsdp2", "ddp": "ddp", "zero3": "deepspeed-zero3", "plain": "one process"}
 
 
 def test_a_joined_run_is_seen_as_one_that_was_launched(joined: tuple[str, Joined]) -> None:

@@ -219,7 +219,7 @@ def test_the_list_of_runs_says_what_each_run_is(both: Both, world: World, tmp_pa
     ended, lives = rows["real"], rows["fleet"]
     steps = both.live.ranks[0].steps.watched_steps
     assert (ended["verdict"], ended["steps"]) == ("■ finished", steps)
-    assert (ended["strategy"], ended["ranks"]) == ("fsdp2", 2)
+    assert ended["ranks"] == "2 fsdp2"
     assert ended["started"] == clock(both.live.started_wall)
     assert (ended["step"], ended["exposed"]) == (None, None)
     fleet = world.fleets["fleet"].nodes[0].view[0]
