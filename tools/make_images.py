@@ -2,8 +2,9 @@
 
 A small GPT trains with FSDP2 on two processes. ``first-minute.svg`` is the terminal view of its first
 minute, drawn by Textual and played twice as fast; the images of the dashboard are of the same run.
-``--recorded RUN`` replays the record of a run in place of training. Needs Chromium, playwright and the
-extra ``dashboard``. ``perfetto.png`` is made by hand.
+``--recorded RUN`` replays the record of a run in place of training. ``preflight-overview.png`` is the
+program on two virtual CUDA devices: ``--virtual PYTHON`` is a Python with the CUDA build of torch.
+Needs Chromium, playwright and the extra ``dashboard``. ``perfetto.png`` is made by hand.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ TRAIN = (
     "torchrun", "--standalone", "--nproc-per-node", "2", str(ROOT / "examples" / "train_gpt.py"),
     "--strategy", "fsdp2", "--steps", "100000", "--width", "192", "--batch", "4",
 )  # fmt: skip
+PREFLIGHT = (
+    "preflight", "--gpu", "8GiB", "--name", "gpt-preflight", "--",
+    "{python}", "-m", "torch.distributed.run", "--nproc-per-node", "2",
+    str(ROOT / "examples" / "train_gpt.py"), "--width", "1024", "--layers", "24", "--heads", "16",
+    "--length", "1024", "--precision", "bf16", "--batch", "4", "--strategy", "fsdp2",
+)  # fmt: skip
+"""The program of docs/preflight.md."""
 SIZE = (100, 30)
 RUN, REPLAY_SPEED = "gpt-fsdp2", 2.0
 FRAMES, SECONDS, SHOWN_SECONDS = 20, 3.0, 1.5
@@ -144,8 +152,8 @@ def wait_for(run: str, training: subprocess.Popen[str]) -> None:
     raise SystemExit("the training has ended before its first step")
 
 
-def shoot(address: str, run: str) -> None:
-    """The overview of *run* in the light, its communication in the dark."""
+def shoot(address: str, pictures: Sequence[tuple[str, str, str]]) -> None:
+    """Takes the first screen of pages: *pictures* are (path of the page, colour scheme, file)."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -153,12 +161,13 @@ def shoot(address: str, run: str) -> None:
             executable_path=shutil.which("chromium") or shutil.which("google-chrome"),
             args=["--no-sandbox"],
         )
-        for page_name, scheme in (("overview", "light"), ("communication", "dark")):
+        base, _, query = address.partition("?")  # with the token of the page
+        for path, scheme, name in pictures:
             page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme=scheme)
-            page.goto(f"{address}/run/{run}/{page_name}")
+            page.goto(f"{base.rstrip('/')}/{path}?{query}")
             page.wait_for_selector(".js-plotly-plot", timeout=60_000)
             page.wait_for_timeout(5000)
-            page.screenshot(path=IMAGES / f"dashboard-{page_name}.png", full_page=True)
+            page.screenshot(path=IMAGES / name)
         browser.close()
 
 
@@ -166,7 +175,9 @@ def main() -> None:
     """Trains, records the terminal, photographs the dashboard."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--recorded", metavar="RUN", help="of a recorded run; train nothing")
-    recorded = parser.parse_args().recorded
+    parser.add_argument("--virtual", metavar="PYTHON", help="with the CUDA build of torch")
+    options = parser.parse_args()
+    recorded = options.recorded
     os.environ.pop("NO_COLOR", None)
     os.environ["COLORTERM"] = "truecolor"
     started: list[subprocess.Popen[str]] = []
@@ -181,9 +192,19 @@ def main() -> None:
                 source, seconds = ReplaySource(recorded, speed=REPLAY_SPEED), SECONDS / REPLAY_SPEED
             frames = asyncio.run(record(source, seconds))
             (IMAGES / "first-minute.svg").write_text(animated(frames, SHOWN_SECONDS))
+            run = recorded or RUN
+            pictures = [
+                (f"run/{run}/overview", "light", "dashboard-overview.png"),
+                (f"run/{run}/communication", "dark", "dashboard-communication.png"),
+            ]
             started.append(begin("dash", "--no-browser", "--port", "9518"))
-            time.sleep(8)
-            shoot("http://127.0.0.1:9518", recorded or RUN)
+            address = address_of(started[-1])
+            shoot(address, pictures)
+            if options.virtual and recorded is None:
+                os.killpg(started[0].pid, signal.SIGTERM)  # it shares the cores of the devices
+                command = [word.format(python=options.virtual) for word in PREFLIGHT]
+                begin(*command).communicate()
+                shoot(address, [("run/gpt-preflight/overview", "light", "preflight-overview.png")])
         finally:
             for process in reversed(started):
                 if process.poll() is None:
@@ -193,9 +214,20 @@ def main() -> None:
 
 def begin(*words: str) -> subprocess.Popen[str]:
     """A command of zeromon in a session of its own."""
-    nothing = subprocess.DEVNULL
     command = [sys.executable, "-m", "zeromon", *words]
-    return subprocess.Popen(command, stdout=nothing, stderr=nothing, text=True, start_new_session=True)
+    output = subprocess.PIPE if words[0] == "dash" else subprocess.DEVNULL
+    return subprocess.Popen(
+        command, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def address_of(dashboard: subprocess.Popen[str]) -> str:
+    """The address, with its token, that a dashboard prints when it serves."""
+    assert dashboard.stdout is not None
+    for printed in dashboard.stdout:
+        if (found := re.search(r"http://\S+", printed)) is not None:
+            return found[0]
+    raise SystemExit("the dashboard has ended")
 
 
 if __name__ == "__main__":

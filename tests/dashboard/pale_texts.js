@@ -14,6 +14,7 @@ async ([picture, where]) => {
     const box = text.getBoundingClientRect(), style = getComputedStyle(text);
     if (!text.textContent.trim() || box.width < 1 || box.left < 0 || box.top < 0) continue;
     if (box.right > image.width || box.bottom > image.height) continue;
+    if (text.closest('details:not([open])')) continue; // it has a place, and is not shown
     let alpha = Number(style.fillOpacity) * (numbers(style.fill)[3] ?? 1);
     for (let node = text; node.getAttribute; node = node.parentNode) alpha *= Number(getComputedStyle(node).opacity);
     if (alpha < 0.05) continue; // plotly measures with such texts

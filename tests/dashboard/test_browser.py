@@ -206,6 +206,7 @@ class Tab:
         if self.page.locator(".js-plotly-plot .main-svg").count():
             for where in (".main-svg text:not(.hoverlayer *)", ".hoverlayer text"):
                 self.page.evaluate(SHOW_TIPS, where == ".hoverlayer text")
+                self.page.wait_for_timeout(200)  # plotly draws at most one tip in 50 ms
                 style = ".main-svg text { visibility: hidden !important }"
                 hidden = self.page.add_style_tag(content=style)
                 picture = base64.b64encode(self.page.screenshot()).decode()

@@ -99,7 +99,7 @@ def test_a_script_that_fits(preflight: Any) -> None:
         assert all(seconds == pytest.approx(found["exposed_seconds"][1], rel=0.05) for seconds in waited)
     kept = Past(Store().folder(record.run)).series()
     assert len(kept["step"]) == sum(len(rank.steps.recent) for rank in record.ranks)
-    assert judge_run(record).cause.startswith("fits, with a peak of 448.2 MiB of 79.1 GiB; exposed")
+    assert judge_run(record).cause.startswith("fits, with a peak of 448.2 MiB of 79.1 GiB; no problem")
 
 
 def test_what_a_killed_preflight_has_left_goes_with_the_next(virtual_cuda: Environment) -> None:
