@@ -249,11 +249,11 @@ def test_a_deadlock_is_named_with_its_line(preflight: Any) -> None:
 @pytest.mark.parametrize(
     ("fault", "steps", "names"),
     [
-        ("file", 0, ["FileNotFoundError at wrong.py:15: ", "/no/such/corpus.txt"]),
+        ("file", 0, ["FileNotFoundError at wrong.py:17: ", "/no/such/corpus.txt"]),
         ("exit", 0, ["no data in /no/such/folder"]),
-        ("batch", 0, ["AssertionError at wrong.py:26: ", "micro_batch_per_gpu", "7 != 2 * 1"]),
-        ("mesh", 0, ["RuntimeError at wrong.py:31: ", "world size 2, but found 4 ranks"]),
-        ("skip", 2, ["rank 0 called all_gather", "rank 1 called all_reduce", "wrong.py:3"]),
+        ("batch", 0, ["AssertionError at wrong.py:28: ", "micro_batch_per_gpu", "7 != 2 * 1"]),
+        ("mesh", 0, ["RuntimeError at wrong.py:33: ", "world size 2, but found 4 ranks"]),
+        ("skip", 2, ["rank 0 called all_gather", "rank 1 called all_reduce", "wrong.py:"]),
         ("uneven", 3, ["rank 0 has left after step 3 (exit code 0); rank 1 waits"]),
         ("logarithm", 0, ["ValueError at wrong.py:", "math domain error", "--arithmetic"]),
         ("sleep", 0, ["no two steps in 25 seconds (--seconds allows more)", "rank 1 is", "wrong.py:35"]),
