@@ -135,8 +135,12 @@ WITHOUT_RINGS = (  # as after a reboot
 def test_w3_a_store_that_fills_up_keeps_the_end_and_says_what_it_lost(
     tmp_path: Path, alone: Told
 ) -> None:
-    """Room for the last snapshot was reserved at the start."""
-    settings = IN_STORE | {"PAUSE": "1", "AT_0_3": FILL_STORE}
+    """Room for the last snapshot was reserved at the start.
+
+    The store fills up just after a save: the next one would give the reserved room to the history.
+    """
+    saved = "touch $W/now; until [ $W/store/runs/r/snapshot.json -nt $W/now ]; do sleep .1; done"
+    settings = IN_STORE | {"PAUSE": "1", "AT_0_3": f"{saved}; {FILL_STORE}"}
     one = attacked(SMALL_STORE, settings, after=WITHOUT_RINGS)
     told = run(one, tmp_path / "w", {}, watched=True)
     print(told.report, told.after, sep="\n")
