@@ -1,10 +1,10 @@
 """Writes the parts of the documentation that the code defines: ``python docs/generate.py``.
 
-``docs/metrics.md`` gets the table of metrics from :data:`zeromon.export.prometheus.metrics.METRICS`,
-``docs/rules.md`` the table of rules from their pages, ``docs/preflight.md`` that of devices from
-:data:`zeromon.memory.speeds.DEVICES`, ``docs/reference/cli.md`` every verb and option from the parser of
-the command line. ``tests/docs/test_generated.py`` fails when one differs from what this program would
-write.
+In ``docs/reference``, ``metrics.md`` gets the table of metrics from
+:data:`zeromon.export.prometheus.metrics.METRICS`, ``rules.md`` that of rules from their pages,
+``cli.md`` every verb and option from the parser of the command line. ``docs/how-to/preflight.md`` gets
+the table of devices from :data:`zeromon.memory.speeds.DEVICES`. ``tests/docs/test_generated.py`` fails
+when one differs from what this program would write.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zeromon.memory.speeds import DEVICES
 DOCS = Path(__file__).resolve().parent
 BEGIN = "<!-- begin: docs/generate.py writes this table -->\n"
 END = "<!-- end -->\n"
-FOLDER = "../zeromon/diagnosis/rules"
+FOLDER = "../../zeromon/diagnosis/rules"
 RULES_HEAD = """\
 # Rules
 
@@ -89,12 +89,12 @@ def page_with_table(page: str, table: str) -> str:
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
-TABLES = {"metrics.md": metrics_table, "preflight.md": devices_table}
+TABLES = {"reference/metrics.md": metrics_table, "how-to/preflight.md": devices_table}
 """Pages with a table within them."""
 
 
 def rules_page() -> str:
-    """docs/rules.md: every rule by family, with the first sentence of its page."""
+    """docs/reference/rules.md: every rule by family, with the first sentence of its page."""
     parts = [RULES_HEAD]
 
     def family(page: Page) -> str:
@@ -284,7 +284,7 @@ def main() -> None:
     for name, table in TABLES.items():
         page = DOCS / name
         page.write_text(page_with_table(page.read_text(), table()))
-    (DOCS / "rules.md").write_text(rules_page())
+    (DOCS / "reference" / "rules.md").write_text(rules_page())
     (DOCS / "reference" / "cli.md").write_text(cli_page())
 
 

@@ -1,4 +1,4 @@
-"""The published runs of docs/memory_figures.md, and the shapes of their models."""
+"""The published runs of docs/evidence/memory.md, and the shapes of their models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from support import ROOT
 
-PAGE = ROOT / "docs" / "memory_figures.md"
+PAGE = ROOT / "docs" / "evidence" / "memory.md"
 GIB = 1 << 30
 
 

@@ -3,7 +3,7 @@
 Each version gets an environment of its own, one after the other, which takes 6 GB where the index has no
 CPU build and is removed afterwards. tests/agents, without its long tests and those that measure time,
 takes about a quarter of an hour; with --live it is left out. A live run is what a user does:
-`zeromon run -- torchrun ...`, then `zeromon report`. Prints the table of docs/versions.md.
+`zeromon run -- torchrun ...`, then `zeromon report`. Prints the table of docs/evidence/versions.md.
 """
 
 from __future__ import annotations

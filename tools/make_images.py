@@ -40,7 +40,7 @@ PREFLIGHT = (
     str(ROOT / "examples" / "train_gpt.py"), "--width", "1024", "--layers", "24", "--heads", "16",
     "--length", "1024", "--precision", "bf16", "--batch", "4", "--strategy", "fsdp2",
 )  # fmt: skip
-"""The program of docs/preflight.md."""
+"""The program of docs/how-to/preflight.md."""
 SIZE = (100, 30)
 RUN, REPLAY_SPEED = "gpt-fsdp2", 2.0
 FRAMES, SECONDS, SHOWN_SECONDS = 20, 3.0, 1.5

@@ -4,8 +4,8 @@ The wrapped functions do nothing, so the figures are those of the hooks alone. E
 of many short interleaved rounds: a round is shorter than a scheduler's turn, so other work on the
 machine does not reach the least one. A step is a real one: DataLoader, forward, backward, optimizer. The
 benchmark ends with an error when any hook fails, because a failing hook is cheaper than a working one,
-and when a figure is over its target: that of the machine of docs/benchmarks.md, and on a slower one in
-proportion.
+and when a figure is over its target: that of the machine of docs/evidence/cost.md, and on a slower one
+in proportion.
 """
 
 from __future__ import annotations

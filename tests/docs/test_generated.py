@@ -23,21 +23,21 @@ def generate() -> ModuleType:
 
 def test_the_page_of_metrics_is_the_generated_one(generate: ModuleType) -> None:
     """If this fails, run ``python docs/generate.py``."""
-    text = (DOCS / "metrics.md").read_text()
+    text = (DOCS / "reference" / "metrics.md").read_text()
     assert text == generate.page_with_table(text, generate.metrics_table())
     assert text.count("| `zeromon_") == len(generate.METRICS) > 90
 
 
 def test_the_table_of_devices_is_the_generated_one(generate: ModuleType) -> None:
     """If this fails, run ``python docs/generate.py``, after a new device has its source there."""
-    text = (DOCS / "preflight.md").read_text()
+    text = (DOCS / "how-to" / "preflight.md").read_text()
     assert text == generate.page_with_table(text, generate.devices_table())
     assert set(generate.SOURCES) == set(generate.DEVICES)
 
 
 def test_the_page_of_rules_is_the_generated_one(generate: ModuleType) -> None:
     """If this fails, run ``python docs/generate.py``."""
-    text = (DOCS / "rules.md").read_text()
+    text = (DOCS / "reference" / "rules.md").read_text()
     assert text == generate.rules_page()
     assert text.count("| [ZM") == len(generate.all_pages()) > 60
 
@@ -63,5 +63,5 @@ def test_the_published_steps_are_predicted_anew() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its classes look up their annotations
     spec.loader.exec_module(module)
-    text = (DOCS / "plan_changes.md").read_text()
+    text = (DOCS / "how-to" / "predict-a-change.md").read_text()
     assert "\n".join(module.lines()) in text

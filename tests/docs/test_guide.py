@@ -14,7 +14,7 @@ from zeromon.cli import build_parser, main
 from zeromon.diagnosis.rule import all_pages
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "docs" / name for name in ("guide.md", "myths.md")]
+PAGES = [ROOT / "docs" / name for name in ("how-to/fix-a-run.md", "explanation/myths.md")]
 COMMANDS = sorted(
     {
         line

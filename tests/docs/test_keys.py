@@ -39,7 +39,7 @@ def documents() -> list[tuple[str, str]]:
 
 
 def test_the_page_of_the_terminal_view_lists_keys_that_exist() -> None:
-    text = (ROOT / "docs" / "tui.md").read_text()
+    text = (ROOT / "docs" / "reference" / "tui.md").read_text()
     table = text[text.index("## Keys") : text.index("A filter is a list")]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")][1:]
     named = [key for cell in cells for key in re.findall(r"`([^`]+)`", cell)]
@@ -49,7 +49,7 @@ def test_the_page_of_the_terminal_view_lists_keys_that_exist() -> None:
 
 
 def test_the_page_of_the_terminal_view_lists_the_screens_in_their_order() -> None:
-    text = (ROOT / "docs" / "tui.md").read_text()
+    text = (ROOT / "docs" / "reference" / "tui.md").read_text()
     rows = re.findall(r"^\| `(\d)` \| (\w+) \|", text, re.MULTILINE)
     assert rows == [(str(number), name.capitalize()) for number, name in enumerate(TABS, 1)]
 
@@ -62,7 +62,7 @@ def test_every_page_that_names_a_key_or_a_screen_names_one_that_exists() -> None
         for key in re.findall(r"\b[Kk]ey `([^`]+)`", text)
         if SIGNS.get(key, key) not in keys
     ]
-    screens = {"advice.md": "findings", "memory.md": "memory", "communication.md": "communication"}
+    screens = {"findings.md": "findings", "memory.md": "memory", "communication.md": "communication"}
     for place, text in documents():
         for number in re.findall(r"\b[Ss]creen `(\d)`", text):
             expected = screens.get(Path(place).name, "communication")

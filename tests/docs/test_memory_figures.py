@@ -1,4 +1,4 @@
-"""docs/memory_figures.md: what `zeromon plan` says of published runs, computed anew."""
+"""docs/evidence/memory.md: what `zeromon plan` says of published runs, computed anew."""
 
 from __future__ import annotations
 

@@ -67,13 +67,13 @@ def test_the_index_of_decisions_lists_every_decision() -> None:
 
 
 def test_the_architecture_lists_the_packages_in_the_order_that_the_contract_holds() -> None:
-    """The table of docs/architecture.md is the layers contract of pyproject.toml, from the top down."""
+    """The table is the layers contract of pyproject.toml, from the top down."""
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11 has it")
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     contracts = tool["importlinter"]["contracts"]
     layers = next(one["layers"] for one in contracts if one["type"] == "layers")
     packages = [package.strip(" ()") for layer in layers for package in layer.split("|")]
-    text = (DOCS / "architecture.md").read_text()
+    text = (DOCS / "explanation" / "architecture.md").read_text()
     table = text[text.index("## The packages of zeromon") : text.index("## The life")]
     listed = re.findall(r"^\| `([a-z_]+)` \|", table, re.MULTILINE)
     assert listed == packages

@@ -1,4 +1,4 @@
-"""docs/public_cases.md: each verdict has a test that exists, or a reason."""
+"""docs/evidence/public-cases.md: each verdict has a test that exists, or a reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from support import ROOT
 
-PAGE = ROOT / "docs" / "public_cases.md"
+PAGE = ROOT / "docs" / "evidence" / "public-cases.md"
 
 
 def page_rows() -> list[list[str]]:

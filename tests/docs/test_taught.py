@@ -789,7 +789,7 @@ def test_fast_init_is_for_nvme(check: Any, optimizer: str, param: str, says: boo
 
 @taught("row B39", "ZeRO inference")
 def test_the_guide_says_what_applies_to_zero_inference() -> None:
-    guide = Path(__file__).resolve().parents[2] / "docs" / "guide.md"
+    guide = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "fix-a-run.md"
     assert "ZeRO inference (stage 3 with `offload_param`, and no optimizer)" in guide.read_text()
 
 
@@ -957,7 +957,7 @@ def test_a_launch_command_is_read_with_its_files(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_page_says_what_holds_with_its_source(figure: str) -> None:
     """tests/docs/test_guide.py holds the figures to those of plan."""
-    page = Path(__file__).resolve().parents[2] / "docs" / "myths.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "myths.md"
     [line] = [line for line in page.read_text().splitlines() if figure in line]
     assert line.count("|") == 4 and line.split("|")[3].strip()
 
@@ -1006,7 +1006,8 @@ def test_shard_grad_op_has_no_gradients_while_all_is_gathered(plan: Any) -> None
 
 @taught("row W6", "row A60")
 def test_what_fits_without_partitioning_is_not_partitioned(plan: Any) -> None:
-    """As docs/guide.md says, with a micro-batch and without; it names the cheapest better setting."""
+    """As docs/how-to/fix-a-run.md says, with a micro-batch and without; it names the cheapest
+    better setting."""
     for more in ((), ("--micro-batch", "4")):
         assert plan("350M", "--devices", "8", "--gpu", "a100", *more)["recommended"] == "ZeRO-0"
     found = plan("7B", "--devices", "8", "--gpu", "a100", "--micro-batch", "1")

@@ -1,8 +1,8 @@
 """One term for one thing, in the code and in every text that a user reads.
 
 :data:`MODULES` and :data:`NAMES` list names that the code had before it used the terms of
-docs/glossary.md. :data:`PHRASES` lists expressions that a PyTorch engineer would have to translate. Each
-entry has its replacement, which the failure prints. Common words are on no list.
+docs/reference/glossary.md. :data:`PHRASES` lists expressions that a PyTorch engineer would have to
+translate. Each entry has its replacement, which the failure prints. Common words are on no list.
 """
 
 from __future__ import annotations

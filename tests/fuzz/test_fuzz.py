@@ -1,4 +1,4 @@
-"""Broken input of every kind ends in an error for users, or in nothing (docs/reliability.md).
+"""Broken input of every kind ends in an error for users, or in nothing (docs/evidence/reliability.md).
 
 ``ZEROMON_FUZZ_CASES`` is the number of cases of all targets together: ``make test-long`` has a million.
 """

@@ -1,7 +1,8 @@
 """Measures properties of a CUDA device, to set those of the virtual one by: ``calibration.py OUT``.
 
-``calibration.py --publish REAL VIRTUAL`` writes both files beside one another into docs/vgpu.md. All
-times are those of CUDA events, medians of several rounds, except where a property names the host.
+``calibration.py --publish REAL VIRTUAL`` writes both files beside one another into
+docs/explanation/virtual-device.md. All times are those of CUDA events, medians of several rounds, except
+where a property names the host.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import cuda
 
 GIB, MIB = 1 << 30, 1 << 20
 ROUNDS = 7
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "vgpu.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "virtual-device.md"
 BEGIN, END = "<!-- begin: tests/gpu/calibration.py writes this table -->\n", "<!-- end -->\n"
 
 Property = tuple[str, float | None, str]

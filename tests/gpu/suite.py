@@ -2,8 +2,8 @@
 
 The rows are in rows.py, and what their processes run in ranks.py. A row that fails or takes too long
 does not stop the others. The figures go to OUT as JSON and Markdown, with what the tests may keep.
-``suite.py --publish FILE...`` writes them into docs/gpu.md. Exit code 0: all passed; 1: a row failed;
-2: there is no GPU.
+``suite.py --publish FILE...`` writes them into docs/evidence/gpu.md. Exit code 0: all passed; 1: a row
+failed; 2: there is no GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PATHS = [
 ]
 sys.path.extend(path for path in PATHS if path not in sys.path)
 
-PAGE = ROOT / "docs" / "gpu.md"
+PAGE = ROOT / "docs" / "evidence" / "gpu.md"
 BEGIN, END = "<!-- begin: make test-gpu writes this table -->\n", "<!-- end -->\n"
 NOT_RUN = "No figures: the suite has not run on a GPU yet, because none was at hand.\n"
 SECONDS = 570.0

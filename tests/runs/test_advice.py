@@ -1,7 +1,8 @@
 """Advice on real runs: a rule fires, its diff is applied, the finding is gone, the step is shorter.
 
-What was predicted stands beside what was achieved in docs/advice.md (tests/bench/bench_advice.py); here,
-on a machine with other work, only the sign and the order of magnitude are held.
+What was predicted stands beside what was achieved in docs/explanation/findings.md
+(tests/bench/bench_advice.py); here, on a machine with other work, only the sign and the order of
+magnitude are held.
 """
 
 from __future__ import annotations

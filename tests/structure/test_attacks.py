@@ -7,7 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = re.findall(
-    r"^\| (new|[\d, ]+) \| (.+) \| (.+) \| (.+) \|$", (ROOT / "docs/attacks.md").read_text(), re.M
+    r"^\| (new|[\d, ]+) \| (.+) \| (.+) \| (.+) \|$",
+    (ROOT / "docs/evidence/attacks.md").read_text(),
+    re.M,
 )
 TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)(?:\[([^\]`]+)\])?`")
 

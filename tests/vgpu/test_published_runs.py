@@ -1,4 +1,4 @@
-"""docs/memory_figures.md: what `zeromon preflight` says of published runs, run anew."""
+"""docs/evidence/memory.md: what `zeromon preflight` says of published runs, run anew."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def rank_facts(rank: dict[str, Any]) -> dict[str, Any]:
 
 
 def table_row(strategy: str, facts: dict[str, Any]) -> str:
-    """The row of docs/preflight.md: the last step, and bytes by role."""
+    """The row of docs/how-to/preflight.md: the last step, and bytes by role."""
     _, count, nbytes = facts["steps"][-1]
     sizes = [sum(facts["roles"].get(role, 0) for role in roles) for roles in ROLES.values()]
     return " | ".join(["| " + strategy, *(f"{number:,}" for number in (count, nbytes, *sizes))]) + " |"
@@ -64,4 +64,4 @@ def test_a_script_does_the_same_on_gloo(
         assert set(virtual.pop("steps")) == set(facts.pop("steps")[2:-1])
         assert virtual == facts
     row = table_row(name, rank_facts(modelled["ranks"][0]))
-    assert row in (ROOT / "docs" / "preflight.md").read_text(), row
+    assert row in (ROOT / "docs" / "how-to" / "preflight.md").read_text(), row

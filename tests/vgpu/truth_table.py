@@ -2,7 +2,8 @@
 
 A column is a version of torch with its ranks (``2.13.0:2``). Each strategy trains there device-bound and
 launch-bound, and reads its loss in each step, in each tenth one, or never. A result is kept as a line of
-``--out``; a run that was cut goes on where it stopped. ``--publish FILE`` writes docs/vgpu_truth.md.
+``--out``; a run that was cut goes on where it stopped. ``--publish FILE`` writes
+docs/evidence/device-timeline.md.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from zeromon.snapshot.communication import overlap_ratio  # noqa: E402
 from zeromon_vgpu.intervals import clip, length, subtract, union  # noqa: E402
 from zeromon_vgpu.machine import write_machine  # noqa: E402
 
-PAGE = ROOT / "docs" / "vgpu_truth.md"
+PAGE = ROOT / "docs" / "evidence" / "device-timeline.md"
 BEGIN, END = "<!-- begin: tests/vgpu/truth_table.py writes this -->\n", "<!-- end -->\n"
 PROGRAMS = Path(__file__).parent / "programs"
 COMPUTE_STREAM = 7

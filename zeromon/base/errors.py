@@ -157,7 +157,9 @@ class ExportError(ZeromonError):
 class NotifyError(ZeromonError):
     """A URL that names no service, or no apprise to send with."""
 
-    hint = "docs/alerts.md has the URL of each service: slack://..., mailtos://..., json://HOST/PATH"
+    hint = (
+        "docs/how-to/alerts.md has the URL of each service: slack://..., mailtos://..., json://HOST/PATH"
+    )
 
 
 class AttachRefused(ZeromonError):

@@ -10,7 +10,7 @@ change the speed.
 
 --track NAME opens no view. It sends the figures of a live run to an experiment tracker until the run
 has ended, as `zeromon run --track NAME` does from the start. The agent finds the run that the script
-has opened there; without one nothing is sent. docs/trackers.md has the details.
+has opened there; without one nothing is sent. docs/how-to/trackers.md has the details.
 
 Without a terminal, or for a screen reader: --plain prints one line per step, --json prints one snapshot.
 In a browser: textual serve "zeromon attach RUN" (pip install textual-dev).
@@ -18,7 +18,7 @@ In a browser: textual serve "zeromon attach RUN" (pip install textual-dev).
 To watch a process not started with `zeromon run`, give its pid or its launcher's pid (torchrun,
 deepspeed, accelerate, srun) as TARGET; --all means all ranks of the job on this node.
 Training continues meanwhile and needs no preparation; zeromon detach removes the agent again. It needs
-the same user and the permission to trace: docs/attach.md.
+the same user and the permission to trace: docs/how-to/attach.md.
 
 For a run on several nodes, --prometheus URL reads it from the Prometheus that scrapes its collectors, or
 from a server with the same API (VictoriaMetrics, Mimir, Thanos), with any number of ranks.

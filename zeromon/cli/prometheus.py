@@ -6,10 +6,10 @@
   zeromon prometheus dashboards -o boards/         four JSON files to import into Grafana or to provision
 
 The /sd of any collector lists the collectors of all nodes of the job. The scrape configuration names the
-file with the token, which Prometheus must be able to read. Rules aggregate ranks by run and
-by node; alerts name the run, the rank, the node, and the rule page (zeromon rule ZM201). The dashboards
-fleet, run, rank and communication ask for their Prometheus when they are opened and need no rules.
-docs/prometheus.md describes one machine, Slurm and Kubernetes; docs/grafana.md Grafana beside a job.
+file with the token, which Prometheus must be able to read. Rules aggregate ranks by run and by node;
+alerts name the run, the rank, the node, and the rule page (zeromon rule ZM201). The dashboards fleet,
+run, rank and communication ask for their Prometheus when they are opened and need no rules. In
+docs/how-to, prometheus.md describes one machine, Slurm and Kubernetes, grafana.md Grafana beside a job.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 Units: seconds, bytes, ratios 0..1. Times are means over the ranks of a run, bytes are the maximum over
 its ranks. An unknown figure is a text with the reason.
-docs/compare.md defines each figure.
+docs/how-to/compare.md defines each figure.
 """
 
 import math

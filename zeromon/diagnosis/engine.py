@@ -55,7 +55,7 @@ class FindingHistory:
         lived stays after the end, with the time of the end. Stalls do not: a snapshot says what stalled.
         """
         clock, current = (run.taken_wall, {(f.rule, f.rank): f for f in holding_now})
-        # Stalls do not linger: a run that moves again is not stalled (decision 064)
+        # Stalls do not linger: a run that moves again is not stalled (decision 036)
         ceased = {rule for rule, _ in current} | STALLS
         remembered = {
             key: item

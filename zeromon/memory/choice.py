@@ -1,4 +1,4 @@
-"""Chooses the row of a plan: the one policy of ``zeromon plan``, ``check`` and docs/guide.md. Pure.
+"""Chooses the row of a plan: the one policy of ``plan``, ``check`` and fix-a-run.md. Pure.
 
 1. It fits, with the least offload.
 2. Where no micro-batch is given, it leaves half of the device for activations, if any such row does.

@@ -262,7 +262,7 @@ def named_ranks(ranks: Sequence[int], node_of: Callable[[int], str] = lambda _: 
 
 
 class Health(TextEnum):
-    """How a run is, in one word; the order is that of ``zeromon_run_health`` in docs/metrics.md."""
+    """How a run is, in one word; in the order of ``zeromon_run_health`` (docs/reference/metrics.md)."""
 
     HEALTHY = "healthy"
     SLOW = "slow"

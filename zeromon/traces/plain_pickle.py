@@ -3,7 +3,7 @@
 A pickle is a program for a stack machine. This machine has no instruction that names, calls or builds
 anything of Python, so it runs no code of a file, whatever that says; it refuses the file instead. What
 it keeps is bounded. A file of gigabytes has one long list: its items are handed over in batches and
-forgotten (decision 090).
+forgotten (decision 050).
 """
 
 import pickletools

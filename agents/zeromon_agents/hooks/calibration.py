@@ -25,7 +25,7 @@ from zeromon_agents.runtime.hook_context import ON, HookContext
 
 COLD = 2.0
 """How many times as long a hook takes in a training loop as in a loop of its own
-(docs/benchmarks.md)."""
+(docs/evidence/cost.md)."""
 _ROUNDS, _CALLS = 7, 100
 
 

@@ -320,7 +320,7 @@ def test_figures_have_units(boards: Boards) -> None:
 
 
 def test_what_the_libraries_do_not_draw(boards: Boards) -> None:
-    """docs/grafana.md names it."""
+    """docs/how-to/grafana.md names it."""
     texts = {
         (panel.type, *panel.words)
         for kind in ("run", "rank", "unit")

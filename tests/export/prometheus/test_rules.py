@@ -349,7 +349,9 @@ def test_what_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFi
     assert "cannot write" in capsys.readouterr().err
 
 
-BLOCKS = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "prometheus.md").read_text(), re.DOTALL)
+BLOCKS = re.findall(
+    r"```yaml\n(.*?)```", (ROOT / "docs" / "how-to" / "prometheus.md").read_text(), re.DOTALL
+)
 
 
 @needs_promtool
@@ -376,7 +378,7 @@ def test_what_the_docs_configure_is_a_configuration(number: int, tmp_path: Path)
 
 
 def test_the_docs_name_every_alert_and_its_page() -> None:
-    text = (ROOT / "docs" / "prometheus.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "prometheus.md").read_text()
     told = set(re.findall(r"^\| (Zeromon\w+) .*\| (\w+) \| (ZM\d+) \|$", text, re.MULTILINE))
     assert told == {(a.name, a.severity, a.code) for a in rules.all_alerts(rules.Thresholds())}
     count = 2 * len(rules.AGGREGATES)

@@ -388,7 +388,7 @@ def test_findings_have_their_time(small: Small) -> None:
 
 @pytest.mark.parametrize(("many", "most"), [(256, 3), (4, 5)])
 def test_few_questions_however_many_ranks(small: Small, many: int, most: int) -> None:
-    """As docs/prometheus_source.md says; and none while there can be nothing new."""
+    """As docs/how-to/prometheus-source.md says; and none while there can be nothing new."""
     source = fresh(small.server.url, many=many)
     source.latest()
     source._reader.census_due = source._due = time.monotonic()
@@ -576,6 +576,6 @@ def test_a_server_without_our_series_says_so() -> None:
         assert runs_of(Server(server.url)) == []
         with pytest.raises(RunNotFound, match="has no series of zeromon") as refused:
             find_listed_runs(Server(server.url), None)
-        assert "docs/prometheus.md" in refused.value.hint
+        assert "docs/how-to/prometheus.md" in refused.value.hint
         with pytest.raises(RunNotFound, match="knows no run gone"):
             fresh(server.url, "gone").latest()

@@ -1,4 +1,4 @@
-"""Every Prometheus metric: one line in :data:`METRICS`, documented in ``docs/metrics.md``.
+"""Every Prometheus metric: one line in :data:`METRICS`, documented in ``docs/reference/metrics.md``.
 
 Base units only. Every series has the labels ``run`` and ``rank``, but for those of the collector itself;
 others only where they mean something and are bounded (never an FQN). What is unknown is absent, never

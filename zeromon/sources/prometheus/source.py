@@ -1,7 +1,7 @@
 """A run as a Prometheus server knows it: the third :class:`~zeromon.sources.base.Source`.
 
 :mod:`.reader` queries the present, in detail for the ranks that a view shows, :mod:`.history` the past.
-docs/prometheus_source.md says which queries are sent, and how often.
+docs/how-to/prometheus-source.md says which queries are sent, and how often.
 """
 
 import re
@@ -299,7 +299,7 @@ def find_listed_runs(server: Server, target: str | None) -> list[SeenRun]:
     if not listed:
         raise RunNotFound(
             f"{server.url} has no series of zeromon",
-            "Does it scrape the collectors? Its page shows its targets; docs/prometheus.md says how.",
+            "Does it scrape the collectors? Its page shows its targets. See docs/how-to/prometheus.md",
         )
     raise RunNotFound(
         f"{server.url} knows no run {printable(name)}",
