@@ -61,7 +61,7 @@ help:
 	@echo "make bench     what zeromon costs, in 20 minutes, as build/bench.json; tests/bench/run.py --compare A B"
 	@echo "make bench-peers the same beside other tools, which it installs"
 	@echo "make docs      the documentation as a site, in build/site; a broken link is an error"
-	@echo "make release   the checks of a release, then dist/; nothing is uploaded"
+	@echo "make release KEY=you@example.org   the checks of a release, dist/ signed by this GPG key, and the tag; nothing is uploaded"
 
 # torch first, from the CPU build that is pinned here: a dependency would pull gigabytes of CUDA.
 # DeepSpeed's setup imports torch, and what it imports besides is in the `dev` extra.
@@ -193,15 +193,19 @@ bench: $(READY)
 bench-peers: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/bench/run.py --peers -o build/bench-peers.json
 
-# The version is that of zeromon/__init__.py; the changelog has a part for it.
+# The version is that of zeromon/__init__.py; the changelog has a part for it. KEY: your GPG key. What is
+# published then: the tag v0.1.0 (git push --tags) and the files in dist/ (uv publish).
+PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
 release: $(READY)
+	@[ -n "$(KEY)" ] || { echo "make release KEY=you@example.org: the GPG key that signs dist/SHA256SUMS and the tag" >&2; exit 2; }
 	@[ -z "$$(git status --porcelain)" ] || { echo "there are changes that are not committed" >&2; exit 2; }
 	@grep "^## $$($(BIN)/zeromon --version | cut -d' ' -f2)" CHANGELOG.md || { echo "no part of this version in CHANGELOG.md" >&2; exit 2; }
 	$(MAKE) --no-print-directory test
 	$(UV_ENV) $(PYTEST) -m long tests/test_wheel.py
 	rm -rf dist
-	$(UV_ENV) $(BIN)/uv build --out-dir dist
-	$(UV_ENV) $(BIN)/uv tool run twine check --strict dist/*
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(UV_ENV) $(BIN)/python tools/release.py --sign "$(KEY)" --pythons $(PYTHONS)
+	$(UV_ENV) $(BIN)/uv tool run twine check --strict dist/*.whl dist/*.tar.gz
+	version=$$($(BIN)/zeromon --version | cut -d' ' -f2); git tag --local-user "$(KEY)" --message "zeromon $$version" "v$$version"
 
 clean:
 	rm -rf $(VENV) .programs .trackers .nvme-build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist

@@ -15,8 +15,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from matrix import interpreters
+from matrix import VERSIONS, interpreters
 from support import PROGRAMS, ROOT, clean_environment, free_port
+
+sys.path.insert(0, str(ROOT / "tools"))
+import release
+from compiled import MODULES
+from release import MACHINES
 
 pytestmark = pytest.mark.long
 
@@ -133,6 +138,73 @@ def test_a_compiled_wheel_runs_beside_torch(training: tuple[Path, set[str]], tmp
     shown = run(python, "-c", f"{modules}; print(*(m.__file__ for m in (fold, zeromon_agents, ring)))")
     assert [Path(name).suffix for name in shown.split()] == [".so", ".py", ".py"]
     trained(python.parent / "zeromon", python, tmp_path)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_compiled_wheel_of_a_release_loads_on_any_linux_of_its_machine(
+    machine: str, tmp_path: Path
+) -> None:
+    run("uv", "build", "--wheel", "--quiet", "--out-dir", tmp_path, ROOT, ZEROMON_COMPILE=machine)
+    (wheel,) = tmp_path.glob(f"*-manylinux2014_{machine}.whl")
+    with zipfile.ZipFile(wheel) as parts:
+        libraries = [parts.read(name) for name in parts.namelist() if name.endswith(".so")]
+        assert (
+            f"-manylinux2014_{machine}"
+            in parts.read(next(name for name in parts.namelist() if name.endswith("/WHEEL"))).decode()
+        )
+    assert len(libraries) == len(MODULES) + 1
+    for library in libraries:
+        assert int.from_bytes(library[18:20], "little") == {"x86_64": 62, "aarch64": 183}[machine]
+        names = re.findall(rb"GLIBC_2\.(\d+)", library)
+        assert max((int(minor) for minor in names), default=0) <= 17
+    assert any(f"-{machine}-linux-gnu.so".encode() in library for library in libraries)
+
+
+INSTALLERS = {
+    "pip": "{python} -m venv {folder} && {folder}/bin/pip install -q {wheel}",
+    "uv tool": "UV_TOOL_DIR={folder}/tools UV_TOOL_BIN_DIR={folder}/bin"
+    " uv tool install -q -p {python} {wheel}",
+    "pipx": "{python} -m venv {folder}/pipx && {folder}/pipx/bin/pip install -q pipx"
+    " && PIPX_HOME={folder}/home PIPX_BIN_DIR={folder}/bin {folder}/pipx/bin/pipx install -q {wheel}",
+}
+
+
+@pytest.mark.parametrize("version, python", interpreters(), ids=VERSIONS)
+@pytest.mark.parametrize("installer", INSTALLERS)
+def test_each_installer_makes_it_run_on_each_python(
+    installer: str, version: str, python: str, wheel: Path, tmp_path: Path
+) -> None:
+    """In a clean environment without torch: what needs none works, what needs it says so."""
+    if not python:
+        pytest.skip(f"no Python {version} here")
+    command = INSTALLERS[installer].format(python=python, folder=tmp_path / "own", wheel=wheel)
+    run("bash", "-c", command)
+    zeromon = tmp_path / "own" / "bin" / "zeromon"
+    places = {"ZEROMON_DIR": str(tmp_path / "rings"), "ZEROMON_STORE": str(tmp_path / "store")}
+    assert f"Python {version}." in run(zeromon, "doctor", **places)
+    assert "ZeRO-3" in run(zeromon, "plan", "7B", "--devices", "8", **places)
+    done = subprocess.run([zeromon, "dash"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "zeromon[dashboard]" in done.stderr
+
+
+def test_the_sums_of_a_release_are_signed(tmp_path: Path) -> None:
+    """By a key of this test; ``sha256sum`` and ``gpg`` verify them."""
+    if not shutil.which("gpg"):
+        pytest.skip("no gpg here")
+    home, key = tmp_path / "gnupg", "test@example.org"
+    home.mkdir(mode=0o700)
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "a.whl").write_bytes(b"a wheel")
+    run("gpg", "--batch", "--passphrase", "", "--quick-gen-key", key, GNUPGHOME=str(home))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GNUPGHOME", str(home))
+        sums = release.write_sums(tmp_path / "dist")
+        release.sign(sums, key)
+    run("gpg", "--verify", f"{sums}.asc", sums, GNUPGHOME=str(home))
+    assert run("bash", "-c", f"cd {sums.parent}; sha256sum --check SHA256SUMS") == "a.whl: OK\n"
+    sums.write_text(sums.read_text().replace("a.whl", "b.whl"))
+    with pytest.raises(AssertionError, match="BAD signature"):
+        run("gpg", "--verify", f"{sums}.asc", sums, GNUPGHOME=str(home))
 
 
 def trained(zeromon: Path, python: Path, folder: Path) -> None:

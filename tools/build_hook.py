@@ -1,7 +1,8 @@
 """Adds to the wheel what shells and ``man`` read, made from the parser of the command line.
 
 With ZEROMON_COMPILE=1 the wheel is one of this platform, with the collector's fold compiled
-(``compiled.py``). An editable installation gets neither: its sources may change.
+(``compiled.py``); with the name of a machine, one for any Linux of that machine. An editable
+installation gets neither: its sources may change.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Hook(BuildHookInterface[Any]):
 
     def dependencies(self) -> list[str]:
         """The packages that compiling needs."""
-        return [*compiled.NEEDS] if compiles() else []
+        cross = [compiled.CROSS] if machine() not in ("", "1") else []
+        return [*compiled.NEEDS, *cross] if machine() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Makes the files in folders of their own, and adds them to the wheel."""
@@ -52,14 +54,19 @@ class Hook(BuildHookInterface[Any]):
         for name, text in made.items():
             (self.folder / name).write_text(text)
             build_data["shared_data"][str(self.folder / name)] = PLACES[name]
-        if compiles():
+        if machine() == "1":
             build_data |= {"pure_python": False, "infer_tag": True}
+        elif machine():
+            python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+            tag = f"{python}-{python}-manylinux2014_{machine()}"
+            build_data |= {"pure_python": False, "tag": tag}
+        if machine():
             for library in self._compiled():
                 build_data["force_include"][str(self.folder / library)] = str(library)
 
     def _compiled(self) -> list[Path]:
         try:
-            return compiled.compile_into(self.folder)
+            return compiled.compile_into(self.folder, machine().removeprefix("1"))
         except RuntimeError:
             rmtree(self.folder)
             raise
@@ -70,9 +77,9 @@ class Hook(BuildHookInterface[Any]):
             rmtree(self.folder)
 
 
-def compiles() -> bool:
-    """Returns whether the wheel is to be compiled."""
-    return os.environ.get("ZEROMON_COMPILE", "") not in ("", "0")
+def machine() -> str:
+    """The machine to compile for: "1" is this one; "" where nothing is compiled."""
+    return os.environ.get("ZEROMON_COMPILE", "").removeprefix("0")
 
 
 def manual(parser: argparse.ArgumentParser, version: str) -> str:

@@ -5,11 +5,15 @@
 makes a copy of the package in FOLDER and compiles the modules below there; PYTHONPATH=FOLDER runs it.
 With ZEROMON_COMPILE=1 the build of the wheel does the same (``tools/build_hook.py``). They are ordinary
 Python, which mypyc reads by its types: nothing is written twice, and what is not compiled runs as it is.
-It needs mypy, setuptools and a C compiler.
+It needs mypy, setuptools and a C compiler. With ZEROMON_COMPILE=x86_64 or aarch64 the compiler is zig,
+from PyPI, for that machine and the glibc of manylinux2014.
 """
 
 from __future__ import annotations
 
+import importlib.machinery
+import os
+import platform
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +21,9 @@ from pathlib import Path
 from shutil import copytree, ignore_patterns
 
 NEEDS = ("mypy>=2.4", "setuptools>=65")
+CROSS = "ziglang>=0.13"
+GLIBC = "2.17"
+"""The oldest that a wheel of manylinux2014 may need (PEP 599)."""
 MODULES = (
     "zeromon/diagnosis/stragglers.py",
     "zeromon/fold/collectives.py",
@@ -26,25 +33,32 @@ MODULES = (
     "zeromon/fold/summarize.py",
     "zeromon/fold/state.py",
     "zeromon/fold/steps.py",
-    "zeromon/snapshot/communication.py",
     "zeromon/snapshot/intervals.py",
 )
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def compile_into(folder: Path) -> list[Path]:
+def compile_into(folder: Path, machine: str = "") -> list[Path]:
     """Makes a compiled copy of the package in *folder*; returns its libraries, relative to it.
 
+    *machine*: x86_64 or aarch64, whose libraries any Linux from glibc 2.17 on can load; "" is this one.
     Raises :class:`RuntimeError` with the compiler's words.
     """
     copytree(
         ROOT / "zeromon", folder / "zeromon", dirs_exist_ok=True,
         ignore=ignore_patterns("__pycache__", "*.so"),
     )  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, __file__], cwd=folder, capture_output=True, text=True, check=False
-    )
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    environment = dict(os.environ)
+    if machine:
+        suffix = suffix.replace(platform.machine(), machine)
+        # A build without optimization would trap at what C leaves undefined
+        zig = f"{sys.executable} -m ziglang cc -target {machine}-linux-gnu.{GLIBC}"
+        environment["CC"] = f"{zig} -fno-sanitize=undefined"
+    done = subprocess.run(
+        [sys.executable, __file__, "--suffix", suffix],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     found = [path.relative_to(folder) for path in sorted(folder.rglob(f"*{suffix}"))]
     found = [path for path in found if path.parts[0] != "build"]
     if done.returncode or len(found) <= len(MODULES):
@@ -52,8 +66,11 @@ def compile_into(folder: Path) -> list[Path]:
     return found
 
 
-def _build() -> None:
-    """Compiles the modules of the package in the working directory, in place."""
+def _build(suffix: str) -> None:
+    """Compiles the modules of the package in the working directory, in place, as NAME*suffix*."""
+    # mypyc writes the first into the modules, setuptools names their files by the second
+    importlib.machinery.EXTENSION_SUFFIXES[0] = suffix
+    sysconfig.get_config_vars()["EXT_SUFFIX"] = suffix
     from mypyc.build import mypycify
     from setuptools import setup
 
@@ -69,7 +86,7 @@ def _build() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(*compile_into(Path(sys.argv[1]).resolve()), sep="\n")
+    if sys.argv[1] == "--suffix":
+        _build(sys.argv[2])
     else:
-        _build()
+        print(*compile_into(Path(sys.argv[1]).resolve()), sep="\n")
