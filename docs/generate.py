@@ -2,9 +2,9 @@
 
 In ``docs/reference``, ``metrics.md`` gets the table of metrics from
 :data:`zeromon.export.prometheus.metrics.METRICS`, ``rules.md`` that of rules from their pages,
-``cli.md`` every verb and option from the parser of the command line. ``docs/how-to/preflight.md`` gets
-the table of devices from :data:`zeromon.memory.speeds.DEVICES`. ``tests/docs/test_generated.py`` fails
-when one differs from what this program would write.
+``devices.md`` that of devices from :data:`zeromon.memory.speeds.DEVICES`, ``cli.md`` every verb and
+option from the parser of the command line. ``tests/docs/test_generated.py`` fails when one differs from
+what this program would write.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def page_with_table(page: str, table: str) -> str:
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
-TABLES = {"reference/metrics.md": metrics_table, "how-to/preflight.md": devices_table}
+TABLES = {"reference/metrics.md": metrics_table, "reference/devices.md": devices_table}
 """Pages with a table within them."""
 
 

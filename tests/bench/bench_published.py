@@ -3,7 +3,7 @@
 Nothing was tuned to these figures: shares of peaks, latencies and links are the defaults of `zeromon
 plan` (zeromon/memory/speeds.py), the rest is the configuration that the source gives. The last column
 takes the share of the peak from the first row of the same source and device, as a user does who knows
-one of his own runs. A test holds the table of docs/how-to/predict-a-change.md to what this prints.
+one of his own runs. A test holds the table of docs/how-to/change-a-run.md to what this prints.
 """
 
 from __future__ import annotations

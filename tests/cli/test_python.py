@@ -197,7 +197,7 @@ print(run.verdict, len(repr(zeromon.compare("healthy-ddp", "exposed-fsdp2-on")))
 
 def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (example,) = re.findall(
-        "```python\n(.*?)```", (ROOT / "docs" / "how-to" / "notebook.md").read_text(), re.DOTALL
+        "```python\n(.*?)```", (ROOT / "docs" / "how-to" / "data.md").read_text(), re.DOTALL
     )
     for recorded, name in zip(RUNS, ("ddp", "fsdp2"), strict=True):
         shutil.copytree(Store().folder(recorded), tmp_path / "runs" / name)

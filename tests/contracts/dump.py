@@ -6,7 +6,7 @@ The lines are the command line (verbs, options, defaults), the metrics (name, ty
 the JSON keys of a run snapshot with their types, those of the messages between nodes with the number
 of their layout, the rules (code, name), and the environment variables.
 ``contracts.txt`` beside this file is the state of this version; ``test_contracts.py`` fails when they
-differ. A test of docs/how-to/export.md holds the columns of the step export.
+differ. A test of docs/reference/columns.md holds the columns of the step export.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def test_the_page_of_metrics_is_the_generated_one(generate: ModuleType) -> None:
 
 def test_the_table_of_devices_is_the_generated_one(generate: ModuleType) -> None:
     """If this fails, run ``python docs/generate.py``, after a new device has its source there."""
-    text = (DOCS / "how-to" / "preflight.md").read_text()
+    text = (DOCS / "reference" / "devices.md").read_text()
     assert text == generate.page_with_table(text, generate.devices_table())
     assert set(generate.SOURCES) == set(generate.DEVICES)
 
@@ -63,5 +63,5 @@ def test_the_published_steps_are_predicted_anew() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its classes look up their annotations
     spec.loader.exec_module(module)
-    text = (DOCS / "how-to" / "predict-a-change.md").read_text()
+    text = (DOCS / "how-to" / "change-a-run.md").read_text()
     assert "\n".join(module.lines()) in text

@@ -789,7 +789,7 @@ def test_fast_init_is_for_nvme(check: Any, optimizer: str, param: str, says: boo
 
 @taught("row B39", "ZeRO inference")
 def test_the_guide_says_what_applies_to_zero_inference() -> None:
-    guide = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "fix-a-run.md"
+    guide = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "before-the-run.md"
     assert "ZeRO inference (stage 3 with `offload_param`, and no optimizer)" in guide.read_text()
 
 
@@ -1006,7 +1006,7 @@ def test_shard_grad_op_has_no_gradients_while_all_is_gathered(plan: Any) -> None
 
 @taught("row W6", "row A60")
 def test_what_fits_without_partitioning_is_not_partitioned(plan: Any) -> None:
-    """As docs/how-to/fix-a-run.md says, with a micro-batch and without; it names the cheapest
+    """As docs/how-to/before-the-run.md says, with a micro-batch and without; it names the cheapest
     better setting."""
     for more in ((), ("--micro-batch", "4")):
         assert plan("350M", "--devices", "8", "--gpu", "a100", *more)["recommended"] == "ZeRO-0"

@@ -86,7 +86,7 @@ def test_a_table_has_every_row_with_what_is_unknown_as_null(
 
 
 def test_the_columns_are_those_of_the_documentation(kept: list[pl.LazyFrame]) -> None:
-    page = (ROOT / "docs" / "how-to" / "export.md").read_text()
+    page = (ROOT / "docs" / "reference" / "columns.md").read_text()
     names = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
     assert names == formats.export_table(export(snapshot(), kept, Path("t"))).collect_schema().names()
 

@@ -3,8 +3,8 @@
 {formats}
 
 RUN is a run id or its beginning, a file of zeromon report --json, or the folder of a record.
-docs/how-to/export.md has the columns with their units. The files are readable by you only (mode 0600).
-Existing files are replaced only with --force.
+docs/reference/columns.md has the columns with their units. The files are readable by you only (mode
+0600). Existing files are replaced only with --force.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The formats that ``zeromon export`` writes. A new one is a function and a line in :data:`FORMATS`.
 
-Tables have a row per rank and step; their columns carry units (docs/how-to/export.md). Unknown is null,
-in CSV an empty cell.
+Tables have a row per rank and step; their columns carry units (docs/reference/columns.md). Unknown is
+null, in CSV an empty cell.
 """
 
 from __future__ import annotations

@@ -388,7 +388,7 @@ def test_findings_have_their_time(small: Small) -> None:
 
 @pytest.mark.parametrize(("many", "most"), [(256, 3), (4, 5)])
 def test_few_questions_however_many_ranks(small: Small, many: int, most: int) -> None:
-    """As docs/how-to/prometheus-source.md says; and none while there can be nothing new."""
+    """As docs/how-to/prometheus.md says; and none while there can be nothing new."""
     source = fresh(small.server.url, many=many)
     source.latest()
     source._reader.census_due = source._due = time.monotonic()

@@ -1,7 +1,7 @@
 """Reads what a Prometheus server knows of one run at one moment: which queries, in which order.
 
 Of up to :data:`MANY` ranks all are read. Of more, the server aggregates, and single ranks are read
-that matter or that a view wants. docs/how-to/prometheus-source.md lists the queries.
+that matter or that a view wants. docs/how-to/prometheus.md counts the queries.
 """
 
 from __future__ import annotations

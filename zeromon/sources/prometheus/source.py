@@ -1,7 +1,7 @@
 """A run as a Prometheus server knows it: the third :class:`~zeromon.sources.base.Source`.
 
 :mod:`.reader` queries the present, in detail for the ranks that a view shows, :mod:`.history` the past.
-docs/how-to/prometheus-source.md says which queries are sent, and how often.
+docs/how-to/prometheus.md says which queries are sent, and how often.
 """
 
 import re
