@@ -12,7 +12,8 @@ from support import ROOT
 
 from zeromon.cli import build_parser
 
-FOLDERS = ("docs", "docs/tutorials", "docs/how-to", "docs/reference", "zeromon/diagnosis/rules")
+KINDS = ("tutorials", "how-to", "reference", "explanation")
+FOLDERS = ("docs", *(f"docs/{kind}" for kind in KINDS), "zeromon/diagnosis/rules")
 PAGES = [ROOT / "README.md", *(page for name in FOLDERS for page in sorted((ROOT / name).glob("*.md")))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 BLOCK = re.compile(r"^```(?:console|sh|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""The guide and the myths: every command parses or runs, every rule exists, every figure is plan's."""
+"""Guide and findings: every command parses or runs, every rule exists, every figure is plan's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zeromon.cli import build_parser, main
 from zeromon.diagnosis.rule import all_pages
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("how-to/before-the-run.md", "how-to/fix-a-run.md", "explanation/myths.md")
+NAMES = ("how-to/before-the-run.md", "how-to/fix-a-run.md", "explanation/findings.md")
 PAGES = [ROOT / "docs" / name for name in NAMES]
 COMMANDS = sorted(
     {

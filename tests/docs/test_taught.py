@@ -953,11 +953,11 @@ def test_a_launch_command_is_read_with_its_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "figure",
     ["12: an fp32 copy", "7 B under DDP", "2.9 times", "1 GB in half precision, and twice",
-     "18 bytes a parameter", "a third of the compute", "the path is not read", "PowerOf2Ceil"],
+     "18 bytes per parameter", "a third of the compute", "the path is not read", "PowerOf2Ceil"],
 )  # fmt: skip
 def test_a_page_says_what_holds_with_its_source(figure: str) -> None:
     """tests/docs/test_guide.py holds the figures to those of plan."""
-    page = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "myths.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "findings.md"
     [line] = [line for line in page.read_text().splitlines() if figure in line]
     assert line.count("|") == 4 and line.split("|")[3].strip()
 

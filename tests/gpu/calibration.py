@@ -1,7 +1,7 @@
 """Measures properties of a CUDA device, to set those of the virtual one by: ``calibration.py OUT``.
 
 ``calibration.py --publish REAL VIRTUAL`` writes both files beside one another into
-docs/explanation/virtual-device.md. All times are those of CUDA events, medians of several rounds, except
+docs/evidence/virtual-device.md. All times are those of CUDA events, medians of several rounds, except
 where a property names the host.
 """
 
@@ -20,7 +20,7 @@ from torch import cuda
 
 GIB, MIB = 1 << 30, 1 << 20
 ROUNDS = 7
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "virtual-device.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "virtual-device.md"
 BEGIN, END = "<!-- begin: tests/gpu/calibration.py writes this table -->\n", "<!-- end -->\n"
 
 Property = tuple[str, float | None, str]

@@ -1,6 +1,6 @@
 """Trains by each strategy on the virtual device: ``table.py [VERSION:RANKS,... ...] [--only TITLE...]``.
 
-It writes its table into docs/explanation/virtual-device.md; the rows that ``--only`` leaves out stay as
+It writes its table into docs/evidence/virtual-device.md; the rows that ``--only`` leaves out stay as
 they are there. A cell says what happened on so many ranks of a version of torch: its losses are those of
 the CPU (``right``), it trained but the values are not compared (``runs``), or what stopped it.
 """
@@ -30,7 +30,7 @@ from vgpu.programs.train import Block  # noqa: E402
 from vgpu.truth import Timeline  # noqa: E402
 from zeromon_vgpu.machine import write_machine  # noqa: E402
 
-PAGE = ROOT / "docs" / "explanation" / "virtual-device.md"
+PAGE = ROOT / "docs" / "evidence" / "virtual-device.md"
 BEGIN, END = "<!-- begin: tests/vgpu/table.py writes this table -->\n", "<!-- end -->\n"
 TRAIN = Path(__file__).parent / "programs" / "train.py"
 LAUNCH = ROOT / "tests" / "programs" / "launch.py"

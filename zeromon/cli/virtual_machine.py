@@ -32,7 +32,7 @@ from zeromon_vgpu.timeline import read_timeline, unhindered_steps
 
 _REACHED = 0.8
 """Share of the peaks of a data sheet that large products, copies and messages reach: an H200's products
-reach 0.79 of them, its memory 0.88, its PCIe 0.84 (docs/explanation/virtual-device.md)."""
+reach 0.79 of them, its memory 0.88, its PCIe 0.84 (docs/evidence/virtual-device.md)."""
 MAX_PROCESSES = 16
 """Each imports torch, which takes some seconds of a core and 0.4 GiB of the host."""
 _GPU = "h100"

@@ -36,7 +36,7 @@ _MODELLED = (
 
 
 OPERATOR_SECONDS = 9e-6
-"""Seconds of a host for an operator of torch: that of an H200 (docs/explanation/virtual-device.md)."""
+"""Seconds of a host for an operator of torch: that of an H200 (docs/evidence/virtual-device.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
