@@ -1,7 +1,7 @@
 """The core on each Python here, with its oldest and newest dependencies: ``matrix.py [PYTHON ...]``.
 
 Each pair gets an environment without torch of its own, which is removed afterwards. There the tests run
-that touch a dependency and need no torch. Prints the tables of docs/evidence/reliability.md.
+that touch a dependency and need no torch. --publish stores the table of docs/evidence/reliability.md.
 """
 
 from __future__ import annotations
