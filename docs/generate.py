@@ -3,9 +3,8 @@
 In ``docs/reference``, ``metrics.md`` gets the table of metrics from
 :data:`zeromon.export.prometheus.metrics.METRICS`, ``rules.md`` that of rules from their pages,
 ``cli.md`` every verb and option from the parser of the command line. ``docs/how-to/preflight.md`` gets
-the table of devices from :data:`zeromon.memory.speeds.DEVICES`. ``tools/evidence_pages.py`` writes the
-tables of ``docs/evidence`` from the JSON beside it. ``tests/docs/test_generated.py`` fails when one differs
-from what this program would write.
+the table of devices from :data:`zeromon.memory.speeds.DEVICES`, ``docs/evidence`` its tables from JSON.
+``tests/docs/test_generated.py`` fails when one differs from what this program would write.
 """
 
 from __future__ import annotations

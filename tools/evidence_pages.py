@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib import metadata
-from itertools import compress
+from itertools import compress, groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "docs" / "evidence"
 END = "<!-- end -->"
 BLOCK = re.compile(rf"(<!-- begin: ([\w-]+)\.([\w.*-]+) -->\n).*?({END})", re.DOTALL)
-LAYOUT = ("view", "area", "tried", "result", "shown", "shown_rows")
-"""Fields that stay when a tool publishes a table with the same columns."""
+ALWAYS_KEPT = ("area", "tried", "result", "omitted")
+"""Fields about an entry that stay when a tool publishes its table again."""
 
 Entry = dict[str, Any]
 Table = tuple[Sequence[str], list[Sequence[str]]]
@@ -82,25 +82,39 @@ def publish(subject: str, entries: Mapping[str, Entry], folder: Path = EVIDENCE)
     for name, entry in entries.items():
         if faults := entry_faults(entry):
             raise SystemExit(f"{subject}.{name} is not published: {'; '.join(faults)}")
-    kept = read_entries(subject, folder)
-    for name, entry in entries.items():
-        same_head = kept.get(name, {}).get("head") == entry["head"]
-        layout = {f: kept[name][f] for f in LAYOUT if same_head and f in kept[name]}
-        kept[name] = {**layout, **entry}
-    (folder / "data" / f"{subject}.json").write_text(format_entries(kept))
+    stored = read_entries(subject, folder)
+    stored |= {name: keep_layout(stored.get(name, {}), entry) for name, entry in entries.items()}
+    (folder / "data" / f"{subject}.json").write_text(format_entries(stored))
     write_pages(folder)
 
 
-def measured_here(tool: str, **fields: Any) -> Entry:
-    """An entry of today, this commit and this machine, with *fields*.
+def keep_layout(former: Entry, entry: Entry) -> Entry:
+    """The *entry* with the layout of the *former* one, as far as its columns and rows still exist."""
+    kept = {field: former[field] for field in ALWAYS_KEPT if field in former}
+    if former.get("head") == entry["head"]:
+        kept |= {field: former[field] for field in ("view", "shown") if field in former}
+        cells = {row[0] for row in entry["rows"]}
+        if shown := [cell for cell in former.get("shown_rows", []) if cell in cells]:
+            kept["shown_rows"] = shown
+    return {**kept, **entry}
 
-    With uncommitted changes the commit is not one, and :func:`publish` refuses the entry.
-    """
+
+def commit_here() -> str:
+    """The commit of the tree; with ``-dirty`` where it has changes, which :func:`publish` refuses."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude", "*"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    where = {"date": today, "commit": done.stdout.strip(), "machine": machine_here()}
-    return {"tool": tool, **where, **fields}
+    return done.stdout.strip()
+
+
+def today() -> str:
+    """The date in UTC, as YYYY-MM-DD."""
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+
+
+def measured_here(tool: str, **fields: Any) -> Entry:
+    """An entry of today, this commit and this machine, with *fields*."""
+    where = {"date": today(), "commit": commit_here(), "machine": machine_here()}
+    return {"tool": tool} | where | fields
 
 
 def machine_here() -> str:
@@ -149,12 +163,12 @@ def timeline_table(entries: Sequence[Entry]) -> Table:
         within = sum(not run["off target"] for run in runs)
         step = _largest([run["step"] for run in runs], " %")
         known = [(run[name], name) for run in runs for name in phases if run[name] is not None]
-        points, phase = max(known, key=lambda pair: abs(pair[0]))
+        points, phase = max(known, key=lambda pair: abs(pair[0]), default=(0.0, "n/a"))
         ranges = [
             _largest([outside(run[name]) for run in runs]).lstrip("+") for name in ("exposed", "goodput")
         ]
         busbw = _largest([run["busbw"] for run in runs], " %")
-        spans = step, f"{_signed(points)} {phase}"
+        spans = step, f"{_signed(points)} {phase}" if known else "n/a"
         rows.append([strategy, f"{within} of {len(runs)}", *spans, *ranges, busbw])
     head = ("strategy", "within targets", "step", "phase", "exposed", "goodput", "busbw")
     known = [any(row[at] != "n/a" for row in rows) for at in range(len(head))]
@@ -296,8 +310,12 @@ def render_block(subject: str, pattern: str, folder: Path = EVIDENCE) -> str:
     ]
     if not entries:
         raise SystemExit(f"no entry of docs/evidence/data/{subject}.json is named {pattern}")
-    table = VIEWS[entries[0]["view"]](entries) if "view" in entries[0] else plain_table(entries)
-    return f"{markdown_table(table)}\n\n{origin(entries)}\n"
+    parts = []
+    for _, group in groupby(entries, lambda entry: (entry.get("view"), entry["head"])):
+        like = list(group)
+        table = (VIEWS[like[0]["view"]] if "view" in like[0] else plain_table)(like)
+        parts.append(f"{markdown_table(table)}\n\n{origin(like)}\n")
+    return "\n".join(parts)
 
 
 def render_page(text: str, folder: Path = EVIDENCE) -> str:

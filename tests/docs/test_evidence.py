@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import matrix
 import pytest
+import torch_versions
 from evidence_pages import (
     BLOCK,
     EVIDENCE,
@@ -21,6 +24,7 @@ from evidence_pages import (
     read_entries,
     timeline_table,
 )
+from vgpu import truth_table
 
 FILES = sorted((EVIDENCE / "data").glob("*.json"))
 NAMES = [(file.stem, name) for file in FILES for name in json.loads(file.read_text())]
@@ -38,8 +42,8 @@ def test_an_entry_has_a_date_a_commit_a_machine_and_a_tool(subject: str, name: s
 @pytest.mark.parametrize(
     ("field", "value"),
     [("date", ""), ("date", "November 2026"), ("commit", ""), ("commit", "0123abc-dirty"),
-     ("machine", ""), ("tool", ""), ("tool", "tests/nothing.py"), ("rows", []), ("rows", [["1"]]), ("shown", ["c"]),
-     ("shown_rows", ["2"])],
+     ("machine", ""), ("tool", ""), ("tool", "tests/nothing.py"), ("rows", []), ("rows", [["1"]]),
+     ("shown", ["c"]), ("shown_rows", ["2"])],
 )  # fmt: skip
 def test_a_wrong_entry_is_refused(field: str, value: Any, tmp_path: Path) -> None:
     assert entry_faults({**GOOD, field: value})
@@ -105,6 +109,50 @@ def test_the_largest_deviation_of_a_strategy_is_shown() -> None:
         ["DDP", "1 of 2", "-0.4 %", "+0.3 optimizer", "6.4", "-5.9 %"],
         ["FSDP1", "1 of 1", "0.0 %", "0.0 forward", "0.0", "0.0 %"],
     ]
+
+
+def only_commit(entry: Entry) -> bool:
+    """Whether nothing is wrong but the commit: a tree with changes has none."""
+    return all(fault.startswith("commit") for fault in entry_faults(entry))
+
+
+def test_versions_of_torch_are_published_with_the_columns_of_the_page() -> None:
+    live = {"ddp": "", "fsdp2": torch_versions.TORCH, "pp": torch_versions.TORCH, "tp": "reports [1]"}
+    tested = torch_versions.Tested("2.6.0", 7, Counter({"no GPU": 2}), ["test_a::test_b"], live)
+    (entry,) = torch_versions.entries_of([tested]).values()
+    assert only_commit(entry)
+    assert entry["head"] == read_entries("versions")["torch-2.6.0"]["head"]
+    not_run = f"fsdp2, pp: {torch_versions.TORCH}; tp: reports [1]"
+    assert entry["rows"] == [["2.6.0", "7", "2: no GPU", "test_a::test_b", "ddp", "1 of 4", not_run]]
+
+
+def test_versions_of_python_are_published_with_the_columns_of_the_page() -> None:
+    oldest, newest = matrix.Outcome("polars 1.33.0", 1142), matrix.Outcome("polars 2.1.0", 1141, "a::b")
+    assert list(matrix.HEAD) == read_entries("reliability")["python-3.12"]["head"]
+    cells = matrix.cells_of("3.12", oldest, newest)
+    assert cells == ["3.12", "polars 1.33.0", "polars 2.1.0", "1,142 and 1,141", "a::b"]
+    assert matrix.cells_of("3.12", oldest, oldest)[-2:] == ["1,142", "0"]
+
+
+def test_runs_beside_a_device_are_published_with_the_columns_of_the_page() -> None:
+    """Of each figure the rank that is furthest off; a run that failed is within no target."""
+    shares = {name: [0.25, 0.25] for name in (*truth_table.TRAINED, "other")}
+    common = {"exposed": [0.3, 0.3, 0.31], "overlap": [None, 0.2, 0.2], "goodput": [0.5, 0.5, 0.6]}
+    right = {"step": [1.0, 1.0], **shares, **common, "busbw": {"all_reduce": [1.02, 1.0]}}
+    late = {**right, "step": [1.03, 1.0], "forward": [0.29, 0.25], "exposed": [0.355, 0.3, 0.31]}
+    cell = {"version": "2.13.0", "world": 2, "strategy": "DDP", "bound": "launch", "log": "0",
+            "date": "2026-11-28", "commit": "0123abcd"}  # fmt: skip
+    cells = [cell | {"ranks": [right, late]}, cell | {"bound": "device", "failed": "it did not start"}]
+    (name, entry), *others = truth_table.entries_of(cells).items()
+    assert entry_faults(entry) == [] and not others
+    assert entry["head"] == read_entries("timeline")[name]["head"]
+    assert entry["rows"][0] == [
+        "DDP", "launch", "never", 3.0, 4.0, 0.0, 0.0, 0.0, [35.5, 30.0, 31.0], [None, 20.0, 20.0],
+        [50.0, 50.0, 60.0], 2.0, "step, forward, exposed",
+    ]  # fmt: skip
+    assert entry["rows"][1][3:-1] == [None] * 9 and entry["rows"][1][-1].startswith("failed: ")
+    _, lines = timeline_table([entry])
+    assert list(lines[0]) == ["DDP", "0 of 2", "+3.0 %", "+4.0 forward", "4.5", "0.0", "+2.0 %"]
 
 
 @pytest.mark.parametrize(
