@@ -100,9 +100,15 @@ def keep_layout(former: Entry, entry: Entry) -> Entry:
 
 
 def commit_here() -> str:
-    """The commit of the tree; with ``-dirty`` where it has changes, which :func:`publish` refuses."""
+    """The commit of the tree; with ``-dirty`` where it has changes, which :func:`publish` refuses.
+
+    "" without git, as on a machine that has only the files.
+    """
     command = ["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude", "*"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
     return done.stdout.strip()
 
 

@@ -340,8 +340,8 @@ def summary_row(cell: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def entries_of(cells: Iterable[Mapping[str, Any]]) -> dict[str, Entry]:
-    """One entry per device, torch and number of ranks."""
+def entries_of(cells: Iterable[Mapping[str, Any]], commit: str = "") -> dict[str, Entry]:
+    """One entry per device, torch and number of ranks; *commit* where the results have none."""
     columns: dict[tuple[str, str, int], list[Mapping[str, Any]]] = defaultdict(list)
     for cell in cells:
         columns[cell.get("device", VIRTUAL), cell["version"], cell["world"]].append(cell)
@@ -351,7 +351,7 @@ def entries_of(cells: Iterable[Mapping[str, Any]]) -> dict[str, Entry]:
         else device.split()[-1].lower(): {
             "tool": "tests/vgpu/truth_table.py" if device == VIRTUAL else "tests/gpu/truth.py",
             "date": max(cell.get("date", "") for cell in rows),
-            "commit": max(rows, key=lambda cell: cell.get("date", "")).get("commit", ""),
+            "commit": max(rows, key=lambda cell: cell.get("date", "")).get("commit") or commit,
             "machine": f"{device}, torch {version}, {world} ranks",
             "view": "timeline", "head": list(HEAD), "rows": [summary_row(cell) for cell in rows],
         }
@@ -359,10 +359,10 @@ def entries_of(cells: Iterable[Mapping[str, Any]]) -> dict[str, Entry]:
     }  # fmt: skip
 
 
-def publish(files: Sequence[Path]) -> None:
+def publish(files: Sequence[Path], commit: str = "") -> None:
     """Stores the results in *files*; of a cell that is there twice, the last one."""
     cells = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    publish_entries("timeline", entries_of({cell_key(cell): cell for cell in cells}.values()))
+    publish_entries("timeline", entries_of({cell_key(cell): cell for cell in cells}.values(), commit))
 
 
 def cell_key(cell: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -378,10 +378,11 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="titles of strategies that contain this")
     parser.add_argument("--logs", nargs="*", default=LOGS)
     parser.add_argument("--bounds", nargs="*", default=list(BOUNDS))
+    parser.add_argument("--commit", default="", help="commit of the results, where they lack it")
     parser.add_argument("--publish", type=Path, nargs="+", help="store these results for the page")
     given = parser.parse_args()
     if given.publish:
-        publish(given.publish)
+        publish(given.publish, given.commit)
         return 0
     known = given.out.read_text().splitlines() if given.out.exists() else []
     have = {cell_key(json.loads(line)) for line in known}
