@@ -172,7 +172,7 @@ test-vgpu: VGPU = 2.9.1 2.13.0 2.15.0
 test-vgpu: vgpu
 	$(PYTEST) -m vgpu tests/vgpu $(SLOWEST)
 
-# Every strategy, device-bound and launch-bound, beside the device's timeline: docs/evidence/device-timeline.md.
+# Every strategy, device-bound and launch-bound, beside the device's timeline: docs/evidence/accuracy.md.
 truth-table: VGPU = 2.13.0 2.15.0
 truth-table: vgpu
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/vgpu/truth_table.py 2.13.0:2 2.13.0:4 2.15.0:2 2.15.0:4; \

@@ -3,14 +3,15 @@
 In ``docs/reference``, ``metrics.md`` gets the table of metrics from
 :data:`zeromon.export.prometheus.metrics.METRICS`, ``rules.md`` that of rules from their pages,
 ``devices.md`` that of devices from :data:`zeromon.memory.speeds.DEVICES`, ``cli.md`` every verb and
-option from the parser of the command line. ``tests/docs/test_generated.py`` fails when one differs from
-what this program would write.
+option from the parser of the command line; ``docs/evidence`` gets its tables from JSON.
+``tests/docs/test_generated.py`` fails when one differs from what this program would write.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from itertools import groupby
@@ -22,6 +23,10 @@ from zeromon.export.prometheus.metrics import METRICS
 from zeromon.memory.speeds import DEVICES
 
 DOCS = Path(__file__).resolve().parent
+sys.path.append(str(DOCS.parent / "tools"))
+
+from evidence_pages import write_pages  # noqa: E402
+
 BEGIN = "<!-- begin: docs/generate.py writes this table -->\n"
 END = "<!-- end -->\n"
 FOLDER = "../../zeromon/diagnosis/rules"
@@ -286,6 +291,7 @@ def main() -> None:
         page.write_text(page_with_table(page.read_text(), table()))
     (DOCS / "reference" / "rules.md").write_text(rules_page())
     (DOCS / "reference" / "cli.md").write_text(cli_page())
+    write_pages()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The core on each Python here, with its oldest and newest dependencies: ``matrix.py [PYTHON ...]``.
 
 Each pair gets an environment without torch of its own, which is removed afterwards. There the tests run
-that touch a dependency and need no torch. Prints the tables of docs/evidence/reliability.md.
+that touch a dependency and need no torch. --publish stores the table for docs/evidence/reliability.md.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as xml
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tools"))
+
+from evidence_pages import markdown_table, measured_here, publish  # noqa: E402
+
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 TOOLS = ("pytest>=8", "pytest-asyncio", "hypothesis", "psutil", "numpy", "packaging")
 TOUCHED = {
@@ -99,44 +104,74 @@ def direct() -> list[str]:
     return sorted(name.lower() for name in names)
 
 
-def row(version: str, python: str, resolution: str, *, sizes: bool) -> str:
-    """One line of the table, and with *sizes* the table of what is installed."""
+@dataclass
+class Outcome:
+    """What the tests did with the oldest or the newest dependencies of one Python."""
+
+    dependencies: str
+    passed: int = 0
+    faults: str = "0"
+    """Tests that failed, or why nothing was installed."""
+    sizes: Sequence[str] = ()
+
+
+def outcome(python: str, resolution: str) -> Outcome:
+    """Installs, and runs the tests."""
     with tempfile.TemporaryDirectory() as scratch:
         try:
             own = install(python, resolution, Path(scratch, "environment"))
         except subprocess.CalledProcessError as error:
             why = (error.stderr or b"").decode().strip().splitlines()
-            return f"| {version} | {resolution} | - | not installable: {why[-1] if why else error} |"
+            return Outcome(resolution, faults=f"not installable: {why[-1] if why else error}")
         found = distributions(own)
         passed, bad = tested(own, Path(scratch))
         core = "; ".join(f"{name} {found[name][0]}" for name in direct() if name in found)
-        line = f"| {version} | {core} | {passed:,} | {'; '.join(bad) or '0'} |"
-        if sizes:
-            rows = sorted(found.items(), key=lambda pair: -pair[1][2])
-            line += "".join(
-                f"\n    {name} {v}: {size / 1e6:.1f} MB, {text.splitlines()[0] if text else '-'}"
-                for name, (v, text, size) in rows
-            )
-        return line
+        rows = sorted(found.items(), key=lambda pair: -pair[1][2])
+        sizes = [
+            f"    {name} {v}: {size / 1e6:.1f} MB, {text.splitlines()[0] if text else '-'}"
+            for name, (v, text, size) in rows
+        ]
+        return Outcome(core, passed, "; ".join(bad) or "0", sizes)
+
+
+HEAD = ("Python", "oldest dependencies", "newest dependencies", "passed with each", "failed")
+
+
+def cells_of(version: str, oldest: Outcome, newest: Outcome) -> list[str]:
+    """The cells of :data:`HEAD`."""
+    passed = dict.fromkeys(f"{one.passed:,}" for one in (oldest, newest))
+    faults = [one.faults for one in (oldest, newest) if one.faults != "0"]
+    dependencies = oldest.dependencies, newest.dependencies
+    return [version, *dependencies, " and ".join(passed), "; ".join(faults) or "0"]
 
 
 def main() -> int:
-    """Prints a line an environment."""
+    """Prints a line per Python, and what is installed there."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("versions", nargs="*", default=VERSIONS)
+    parser.add_argument("--publish", action="store_true", help="store the lines for the page")
     options = parser.parse_args()
-    print("| Python | dependencies | passed | failed |\n|---|---|---|---|")
+    print(markdown_table((HEAD, [])))
     failed = False
     for version, python in interpreters():
         if version not in options.versions:
             continue
         if not python:
-            print(f"| {version} | no interpreter here: `mypy --python-version {version}` | - | - |")
+            print(f"| {version} | no interpreter here: `mypy --python-version {version}` | - | - | - |")
             continue
-        for resolution in ("lowest-direct", "highest"):
-            line = row(version, python, resolution, sizes=version == "3.11")
-            failed |= not line.partition("\n")[0].endswith("| 0 |")
-            print(line, flush=True)
+        oldest, newest = (outcome(python, resolution) for resolution in ("lowest-direct", "highest"))
+        cells = cells_of(version, oldest, newest)
+        failed |= cells[-1] != "0"
+        print(
+            f"| {' | '.join(cells)} |",
+            *(newest.sizes if version == "3.11" else ()),
+            sep="\n",
+            flush=True,
+        )
+        if options.publish:
+            cores = f"{os.cpu_count()} cores, no torch"
+            entry = measured_here("tests/matrix.py", machine=cores, head=list(HEAD), rows=[cells])
+            publish("reliability", {f"python-{version}": entry})
     return failed
 
 

@@ -1,12 +1,11 @@
-"""The published runs of docs/evidence/memory.md, and the shapes of their models."""
+"""The published runs of docs/evidence/data/memory.json, and the shapes of their models."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from support import ROOT
+from evidence_pages import read_entries
 
-PAGE = ROOT / "docs" / "evidence" / "memory.md"
 GIB = 1 << 30
 
 
@@ -53,7 +52,7 @@ MODELS = {
 
 
 class PublishedRun(NamedTuple):
-    """A row of the page."""
+    """A row of the file."""
 
     model: str
     options: str
@@ -66,10 +65,9 @@ class PublishedRun(NamedTuple):
 
 def page_rows() -> list[PublishedRun]:
     """The published runs, without those of which `plan` differs."""
-    table = PAGE.read_text().split("## Where plan differs")[0]
-    cells = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    entries = read_entries("memory")
     return [
         PublishedRun(c[0], c[1].strip("`"), *c[2:5], c[5][1:].split("](")[0])
-        for c in cells
-        if c[0] in MODELS
+        for name in ("peaks", "outcomes")
+        for c in entries[name]["rows"]
     ]

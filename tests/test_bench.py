@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from evidence_pages import EVIDENCE, read_entries
 from support import ROOT
 
 
@@ -53,6 +56,30 @@ def test_what_differs_by_more_than_the_noise_of_both_is_named(
     lines, worse = bench.compared(result(one=(1.0, better, noise)), result(one=(after, better, noise)))
     assert verdict in lines
     assert worse == (verdict == "worse: 1")
+
+
+def test_published_figures_replace_a_table(bench: ModuleType, tmp_path: Path) -> None:
+    """With their commit and machine; a bench without a table is named."""
+    shutil.copytree(EVIDENCE, tmp_path, dirs_exist_ok=True)
+    found = result(**{"census: plain": (3.25, "lower", 0.5), "dash: a tick": (1.0, "lower", None)}) | {
+        "date": "2030-01-02T03:04:05Z", "commit": "0123abcd" * 5, "versions": {"torch": "9.9"},
+        "machine": {"cpu": "a CPU", "cores": 4}, "minutes": {"bench_census.py": 1, "bench_dash.py 2": 1},
+    }  # fmt: skip
+    assert bench.publish(found, tmp_path) == ["bench_dash.py"]
+    page = (tmp_path / "cost.md").read_text()
+    assert "| plain | 3.25 s | 0.5 |" in page
+    assert "2030-01-02, 0123abcd: a CPU, 4 cores, torch 9.9." in page
+    with pytest.raises(SystemExit, match="commit"):
+        bench.publish(found | {"commit": "0123abcd with changes"}, tmp_path)
+
+
+def test_every_table_of_a_bench_is_there(bench: ModuleType) -> None:
+    folder = ROOT / "tests" / "bench"
+    for title, place in bench.PUBLISHED.items():
+        subject, _, name = place.partition(".")
+        tool = read_entries(subject)[name]["tool"]
+        assert Path(tool).stem.removeprefix("bench_") == title
+        assert (folder / f"bench_{title}.py").exists() or (folder / "truth" / f"{title}.py").exists()
 
 
 def test_a_figure_that_only_one_has_and_another_machine_are_named(bench: ModuleType) -> None:

@@ -3,11 +3,13 @@
 Each version gets an environment of its own, one after the other, which takes 6 GB where the index has no
 CPU build and is removed afterwards. tests/agents, without its long tests and those that measure time,
 takes about a quarter of an hour; with --live it is left out. A live run is what a user does:
-`zeromon run -- torchrun ...`, then `zeromon report`. Prints the table of docs/evidence/versions.md.
+`zeromon run -- torchrun ...`, then `zeromon report`. --publish stores the rows for
+docs/evidence/versions.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -16,13 +18,17 @@ import sys
 import tempfile
 import xml.etree.ElementTree as xml
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from support import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tools"))
+
+from evidence_pages import Entry, markdown_table, measured_here, publish  # noqa: E402
+
 SELECTED = "not nvme and not bench and not quiet and not long and not alone"
 STEPS = 6
 LIMIT_SECONDS = 300
@@ -59,18 +65,23 @@ class Tested(NamedTuple):
     """Strategy -> why it did not work; "" where it did."""
 
     @property
-    def row(self) -> str:
-        """The row of the table."""
+    def cells(self) -> list[str]:
+        """The cells of :data:`HEAD`."""
         why = "; ".join(f"{count}: {reason}" for reason, count in sorted(self.skipped.items()))
-        well = ", ".join(name for name, error in self.live.items() if not error)
-        ill = "".join(f"; {name}: {error}" for name, error in self.live.items() if error)
-        failed = ", ".join(self.failed) or "0"
-        return f"| {self.version} | {self.passed} | {why or '0'} | {failed} | {well}{ill} |"
+        well = [name for name, error in self.live.items() if not error]
+        ill = {error: "" for error in self.live.values() if error}
+        for name, error in self.live.items():
+            if error:
+                ill[error] += f", {name}"
+        not_run = "; ".join(f"{names[2:]}: {error}" for error, names in ill.items())
+        counts = str(self.passed), why or "0", ", ".join(self.failed) or "0"
+        live = ", ".join(well), f"{len(well)} of {len(self.live)}", not_run or "-"
+        return [self.version, *counts, *live]
 
 
 TORCH = "not without zeromon either"
 """What is wrong with a live run that this torch itself cannot do here."""
-HEAD = "| torch | passed | skipped | failed | live runs |\n|---|---|---|---|---|"
+HEAD = ("torch", "passed", "skipped", "failed", "strategies", "live runs", "not run")
 
 
 def install(version: str, folder: Path) -> Path:
@@ -195,18 +206,33 @@ def version_tested(version: str, *, live_only: bool) -> Tested:
         shutil.rmtree(folder)
 
 
-def main(versions: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """Prints a row a version; returns whether anything failed."""
-    rows = []
-    live_only = "--live" in versions
-    for version in versions:
-        if version == "--live":
-            continue
-        done = version_tested(version, live_only=live_only)
-        rows.append(done)
-        print(HEAD, *(one.row for one in rows), sep="\n", flush=True)
-    faults = [why for one in rows for why in one.live.values() if why not in ("", TORCH)]
-    return int(bool(faults) or any(one.failed for one in rows))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("versions", nargs="+")
+    parser.add_argument("--live", action="store_true", help="leave out tests/agents")
+    parser.add_argument("--publish", action="store_true", help="store the rows for the page")
+    options = parser.parse_args(words)
+    if options.live and options.publish:
+        parser.error("--publish needs the tests that --live leaves out")
+    tested = []
+    for version in options.versions:
+        tested.append(version_tested(version, live_only=options.live))
+        print(markdown_table((HEAD, [one.cells for one in tested])), flush=True)
+    if options.publish:
+        publish("versions", entries_of(tested))
+    faults = [why for one in tested for why in one.live.values() if why not in ("", TORCH)]
+    return int(bool(faults) or any(one.failed for one in tested))
+
+
+def entries_of(tested: Iterable[Tested]) -> dict[str, Entry]:
+    """One entry per version."""
+    return {
+        f"torch-{one.version}": measured_here(
+            "tests/torch_versions.py", head=list(HEAD), rows=[one.cells]
+        )
+        for one in tested
+    }
 
 
 if __name__ == "__main__":

@@ -12,7 +12,14 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("*.md", "docs/**/*.md", "docs/images/*", "zeromon/diagnosis/rules/*.md", "examples/*.ipynb")
+PAGES = (
+    "*.md",
+    "docs/**/*.md",
+    "docs/**/*.json",
+    "docs/images/*",
+    "zeromon/diagnosis/rules/*.md",
+    "examples/*.ipynb",
+)
 _STYLE = (
     ".highlight .go { color: inherit } .md-grid { max-width: 72rem } "
     ".md-typeset td code { word-break: normal }"

@@ -1,8 +1,10 @@
 """The benches of zeromon, one after the other: `make bench`; beside other tools: `make bench-peers`.
 
-    run.py [-o FILE] [NAME ...]       all, or those whose name contains one of the words
+    run.py [-o FILE] [NAME ...]       all, or those whose name contains one of the words; a command with
+                                      arguments, as "bench_rings.py 128 8 600 15", runs as it is
     run.py --peers [-o FILE]          those that install or start other tools
     run.py --compare A.json B.json    what got worse beyond the noise; exit code 1 if anything did
+    run.py --publish FILE             stores the figures for the pages of docs/evidence
 
 The file has every figure with its unit, which direction is better, and its noise; and the commit, the
 versions and the machine. A short bench runs several times: the figure is the median, and its noise at
@@ -29,6 +31,10 @@ from typing import Any, NamedTuple
 from records import FILE
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[1] / "tools"))
+
+import evidence_pages  # noqa: E402
+
 ASSUMED = 0.2
 """The noise of a figure whose bench ran once and does not know it, as a share of the figure."""
 
@@ -78,6 +84,15 @@ PEERS = (
     Bench("bench_fit_peers.py", 6),
     Bench("truth/side_by_side.py --pairs 12", 25),
 )
+PUBLISHED = {
+    "attach": "cost.attach", "census": "cost.census", "collector": "cost.collector",
+    "exposition": "cost.exposition", "forecast": "accuracy.forecast", "hooks": "cost.hooks",
+    "imports": "cost.imports", "ours": "accuracy.truth", "prediction": "accuracy.prediction",
+    "rings": "scale.rings", "scale": "scale.prometheus", "seconds": "accuracy.seconds",
+    "snapshot": "cost.file-snapshot", "soak": "reliability.soak", "step": "cost.account",
+    "store": "cost.store", "traces": "cost.traces", "tui": "cost.tui",
+}  # fmt: skip
+"""Bench -> the file and entry of docs/evidence/data that its figures replace."""
 PACKAGES = ("torch", "deepspeed", "numpy", "polars", "msgspec", "textual", "dash")
 
 
@@ -182,20 +197,54 @@ def run(benches: Iterable[Bench], path: Path) -> int:
     return len(found["failed"])
 
 
+def publish(found: dict[str, Any], folder: Path = evidence_pages.EVIDENCE) -> list[str]:
+    """Stores the figures of each bench that has an entry; returns the benches that have none."""
+    machine, torch = found["machine"], found["versions"].get("torch", "n/a")
+    programs = {Path(command.split()[0]).stem.removeprefix("bench_"): command.split()[0]
+                for command in found["minutes"]}  # fmt: skip
+    without = []
+    for title, program in programs.items():
+        rows = [row for row in found["figures"] if row["name"].startswith(f"{title}: ")]
+        if title not in PUBLISHED or not rows:
+            without.append(program)
+            continue
+        subject, _, name = PUBLISHED[title].partition(".")
+        entry = {
+            "tool": f"tests/bench/{program}", "date": found["date"][:10], "commit": found["commit"],
+            "machine": f"{machine['cpu']}, {machine['cores']} cores, torch {torch}",
+            "head": ["figure", "value", "noise"],
+            "rows": [
+                [row["name"].partition(": ")[2], f"{row['value']:,.4g} {row['unit']}",
+                 "n/a" if row["noise"] is None else f"{row['noise']:.2g}"]
+                for row in rows
+            ],
+        }  # fmt: skip
+        evidence_pages.publish(subject, {name: entry}, folder)
+    return without
+
+
 def main() -> int:
-    """Runs, or compares."""
+    """Runs, compares or publishes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--peers", action="store_true", help="those beside other tools")
     parser.add_argument("--compare", nargs=2, type=Path, metavar="FILE")
     parser.add_argument("-o", "--output", type=Path, default=Path("build/bench.json"), metavar="FILE")
+    parser.add_argument("--publish", type=Path, metavar="FILE", help="store these figures")
     options = parser.parse_args()
+    if options.publish:
+        without = publish(json.loads(options.publish.read_text()))
+        print(f"not on a page: {', '.join(without) or 'none'}")
+        return 0
     if options.compare:
         lines, worse = compared(*(json.loads(path.read_text()) for path in options.compare))
         print("\n".join(lines))
         return worse
     benches = PEERS if options.peers else OURS
-    chosen = [b for b in benches if not options.names or any(n in b.command for n in options.names)]
+    long_forms = [name for name in options.names if ".py " in name]
+    names = [name for name in options.names if name not in long_forms]
+    chosen = [b for b in benches if not options.names or any(name in b.command for name in names)]
+    chosen += [Bench(command, 0) for command in long_forms]
     return run(chosen, options.output) > 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from evidence_pages import BLOCK, EVIDENCE, render_page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -48,6 +49,14 @@ def test_the_page_of_the_command_line_is_the_generated_one(generate: ModuleType)
     assert text == generate.cli_page()
     assert all(f"\n## zeromon {verb}\n" in text for verb in generate.VERBS)
     assert text.count("\n| `") > 200
+
+
+@pytest.mark.parametrize("page", sorted(page.name for page in EVIDENCE.glob("*.md")))
+def test_the_tables_of_evidence_are_the_generated_ones(page: str) -> None:
+    """If this fails, run ``python docs/generate.py``."""
+    text = (EVIDENCE / page).read_text()
+    assert text == render_page(text)
+    assert BLOCK.search(text)
 
 
 def test_every_variable_that_the_code_reads_is_listed(generate: ModuleType) -> None:

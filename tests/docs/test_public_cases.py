@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
+from evidence_pages import read_entries
 from support import ROOT
-
-PAGE = ROOT / "docs" / "evidence" / "public-cases.md"
 
 
 def page_rows() -> list[list[str]]:
     """The cells of each case."""
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    return [re.split(r" \| ", line.strip("| ")) for line in lines[1:]]
+    return [row for entry in read_entries("public-cases").values() for row in entry["rows"]]
 
 
 def test_every_case_has_a_verdict_and_all_but_the_right_ones_a_reason() -> None:

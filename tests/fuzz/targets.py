@@ -25,8 +25,9 @@ from types import SimpleNamespace
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "tools")]
 
+from evidence_pages import Entry, measured_here, publish
 from fuzz.mutation import DIVIDED, Mutations
 
 from zeromon.base.errors import ZeromonError
@@ -566,6 +567,7 @@ def main() -> int:
     parser.add_argument("number", nargs="?", type=int)
     parser.add_argument("--cases", type=int, default=1000, help="of all targets together, or of the one")
     parser.add_argument("--piece", default="1/1", help="2/4: the second quarter of the cases")
+    parser.add_argument("--publish", action="store_true", help="store the table for the page")
     options = parser.parse_args()
     chosen = [t for t in TARGETS if options.target in (None, t.name)]
     root = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
@@ -575,7 +577,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(dir=root) as folder:
             print(run_case(chosen[0], data, Path(folder)))
         return 0
-    bad = 0
+    bad, rows = 0, []
     piece, pieces = map(int, options.piece.split("/"))
     for target in chosen:
         whole = options.cases if options.target else max(1, options.cases * target.share // 1000)
@@ -591,7 +593,38 @@ def main() -> int:
         for kind, number in failures.items():
             print(f"    {number}: {kind}", flush=True)
         bad += len(failures)
+        fed_with = (target.feed.__doc__ or "").partition("\n")[0].rstrip(".")
+        rows.append(Fed(f"`{target.name}`", fed_with, count, spent, slowest, len(failures)))
+    if options.publish:
+        publish("reliability", {"fuzz": page_entry(rows)})
     return bool(bad)
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What came of the cases of one target."""
+
+    name: str
+    input: str
+    count: int
+    seconds: float
+    slowest: float
+    failures: int
+
+
+def page_entry(fed: list[Fed]) -> Entry:
+    """The table of docs/evidence/reliability.md, with the sum of all targets below."""
+    counts, seconds = sum(one.count for one in fed), sum(one.seconds for one in fed)
+    slowest, failures = max(one.slowest for one in fed), sum(one.failures for one in fed)
+    return measured_here(
+        "tests/fuzz/targets.py",
+        head=["target", "input", "cases", "CPU, s", "slowest case, s", "failures"],
+        rows=[
+            [one.name, one.input, f"{one.count:,}", f"{one.seconds:.0f}", f"{one.slowest:.2f}",
+             str(one.failures)]
+            for one in [*fed, Fed("all", "", counts, seconds, slowest, failures)]
+        ],
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

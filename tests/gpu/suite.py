@@ -2,7 +2,7 @@
 
 The rows are in rows.py, and what their processes run in ranks.py. A row that fails or takes too long
 does not stop the others. The figures go to OUT as JSON and Markdown, with what the tests may keep.
-``suite.py --publish FILE...`` writes them into docs/evidence/gpu.md. Exit code 0: all passed; 1: a row
+``suite.py --publish FILE...`` stores them for docs/evidence/gpu.md. Exit code 0: all passed; 1: a row
 failed; 2: there is no GPU.
 """
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PATHS = [
-    str(ROOT / name) for name in ("", "agents", "tests", "tests/bench", "tests/gpu", "tests/programs")
+    str(ROOT / name)
+    for name in ("", "agents", "tests", "tests/bench", "tests/gpu", "tests/programs", "tools")
 ]
 sys.path.extend(path for path in PATHS if path not in sys.path)
 
-PAGE = ROOT / "docs" / "evidence" / "gpu.md"
-BEGIN, END = "<!-- begin: make test-gpu writes this table -->\n", "<!-- end -->\n"
-NOT_RUN = "No figures: the suite has not run on a GPU yet, because none was at hand.\n"
+import evidence_pages  # noqa: E402
+
 SECONDS = 570.0
 """Of one command: a machine is lent for ten minutes at a time."""
 STARTS = 120.0
@@ -298,7 +298,8 @@ def machine() -> dict[str, str]:
 
     facts = {
         "torch": torch.__version__, "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"), "cores": str(os.cpu_count()), "device": "none",
+        "date": evidence_pages.today(), "commit": evidence_pages.commit_here(),
+        "cores": str(os.cpu_count()), "device": "none",
     }  # fmt: skip
     if torch.cuda.is_available():
         facts["device"] = torch.cuda.get_device_name(0)
@@ -332,16 +333,41 @@ def write_report(out: Path, part: str, facts: Mapping[str, str], outcomes: Seque
     (out / f"figures-{part}.md").write_text(markdown(facts, rows))
 
 
-def publish(files: Sequence[Path], page: Path = PAGE) -> None:
-    """Writes the figures of commands on one machine into the page; refuses those of a dry run."""
+HEAD = ("#", "row", "check", "measured", "expected", "verdict")
+
+
+def table_rows(outcomes: Iterable[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
+    """The rows of :data:`HEAD`: one per outcome, followed by those of its checks."""
+    for one in outcomes:
+        note = one["note"].partition("\n")[0][:200]
+        yield one["number"], one["title"], note, f"{one['seconds']:.0f} s", "", one["verdict"]
+        for check in one["checks"]:
+            cells = (check[key].replace("\n", " ").replace("|", "/") for key in CHECK_FIELDS)
+            yield ("", "", *cells)
+
+
+CHECK_FIELDS = ("what", "measured", "expected", "verdict")
+
+
+def publish(files: Sequence[Path], folder: Path = evidence_pages.EVIDENCE, commit: str = "") -> None:
+    """Stores the figures of commands on one machine; refuses those of a dry run.
+
+    *commit* is that of a tree without git, as on the machine with the GPU.
+    """
     contents = [json.loads(file.read_text()) for file in files]
-    if any(content["machine"]["device"] == "none" for content in contents):
+    facts = [content["machine"] for content in contents]
+    if not facts or any(one["device"] == "none" for one in facts):
         raise SystemExit("these figures are of a dry run")
     rows = [one for content in contents for one in content["rows"]]
     rows.sort(key=lambda one: (int(one["number"].rstrip("b")), one["number"]))
-    table = markdown(contents[0]["machine"], rows) if contents else NOT_RUN
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(before + BEGIN + table + END + rest.partition(END)[2])
+    shown = ("torch", "python", "cuda", "nccl", "driver", "cores")
+    machine = ", ".join(f"{name} {facts[0][name]}" for name in shown if name in facts[0])
+    entry = {
+        "tool": "tests/gpu/suite.py", "date": max(one["date"] for one in facts),
+        "commit": commit or facts[0].get("commit", ""), "machine": f"{facts[0]['device']}, {machine}",
+        "view": "gpu", "head": list(HEAD), "rows": [list(cells) for cells in table_rows(rows)],
+    }  # fmt: skip
+    evidence_pages.publish("gpu", {facts[0]["device"].split()[-1].lower(): entry}, folder)
 
 
 def missing() -> list[str]:
@@ -365,9 +391,10 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu")
     parser.add_argument("--publish", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--commit", default="", help="commit of the figures, where they lack it")
     options = parser.parse_args(words)
     if options.publish is not None:
-        publish(options.publish)
+        publish(options.publish, commit=options.commit)
         return 0
     lacking = missing()
     if lacking:

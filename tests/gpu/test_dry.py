@@ -18,6 +18,7 @@ import rows
 import suite
 import torch
 from builders import changed, rank
+from evidence_pages import read_entries
 from suite import Bench, Check, NotHere, Outcome, Row
 
 from zeromon.snapshot import Hang, RunSnapshot
@@ -160,26 +161,35 @@ def test_a_row_that_fails_stops_no_other(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_report_is_written_and_published(tmp_path: Path) -> None:
-    """JSON and Markdown after each row; figures of a dry run never reach the page."""
-    page = tmp_path / "gpu.md"
-    page.write_text(f"before\n{suite.BEGIN}old\n{suite.END}after\n")
-    facts = {"device": "NVIDIA H100", "torch": "2.11.0"}
+    """JSON and Markdown after each row; figures of a dry run, or of no commit, never reach the page."""
+    page, data = tmp_path / "gpu.md", tmp_path / "data"
+    data.mkdir()
+    page.write_text("before\n<!-- begin: gpu.* -->\nold\n<!-- end -->\nafter\n")
+    facts = {"device": "NVIDIA H100", "torch": "2.11.0", "date": "2026-11-27", "commit": "0123abcd"}
     suite.write_report(tmp_path, "1", facts, outcomes())
-    suite.publish([tmp_path / "figures-1.json"], page)
+    assert "| a/b | 1 | 2 | FAIL |" in (tmp_path / "figures-1.md").read_text()
+    suite.publish([tmp_path / "figures-1.json"], tmp_path)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert "NVIDIA H100: torch 2.11.0." in text and "| a/b | 1 | 2 | FAIL |" in text
-    assert "no such library" in text
-    suite.write_report(tmp_path, "dry", facts | {"device": "none"}, [])
-    with pytest.raises(SystemExit, match="dry"):
-        suite.publish([tmp_path / "figures-dry.json"], page)
+    assert "2026-11-27, 0123abcd: NVIDIA H100, torch 2.11.0." in text
+    assert "| 1 | bad | 0 of 1 | FAIL: a/b: 1, expected 2 |" in text
+    rows = read_entries("gpu", tmp_path)["h100"]["rows"]
+    assert ["3", "elsewhere", "no such library", "0 s", "", "n/a"] in rows
+    assert sum(row[5] == "pass" and row[0] == "" for row in rows) > 3
+    for wrong in ({"device": "none"}, {"commit": ""}, {"commit": "0123abcd-dirty"}):
+        suite.write_report(tmp_path, "wrong", facts | wrong, outcomes())
+        with pytest.raises(SystemExit, match=r"dry|commit"):
+            suite.publish([tmp_path / "figures-wrong.json"], tmp_path)
+    assert page.read_text() == text
 
 
-def test_the_page_says_that_nothing_was_measured() -> None:
-    """Until it has been: the table of the page is what the suite writes."""
-    before, _, rest = suite.PAGE.read_text().partition(suite.BEGIN)
-    table = rest.partition(suite.END)[0]
-    assert before and (table == suite.NOT_RUN or "NVIDIA" in table)
+def test_the_page_has_the_rows_of_the_suite() -> None:
+    """The stored table is what the suite writes, of a GPU, and of rows that exist."""
+    entries = read_entries("gpu")
+    assert entries
+    for entry in entries.values():
+        assert tuple(entry["head"]) == suite.HEAD and entry["machine"].startswith("NVIDIA")
+        assert {row[0] for row in entry["rows"]} - {""} <= {row.number for row in suite.ROWS}
 
 
 def test_a_dry_run_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,12 @@ import torch
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
 if __name__ == "__main__":
-    sys.path[:0] = [str(TESTS), str(TESTS.parent), str(TESTS.parent / "agents")]
+    sys.path[:0] = [str(TESTS), *(str(TESTS.parent / name) for name in ("", "agents", "tools"))]
 
+from evidence_pages import commit_here, today  # noqa: E402
 from support import LAUNCH  # noqa: E402
 from vgpu.truth import Timeline  # noqa: E402
-from vgpu.truth_table import STRATEGIES, misses, render_row, run_cell  # noqa: E402
+from vgpu.truth_table import STRATEGIES, misses, run_cell, summary_row  # noqa: E402
 
 SHAPES = {
     "device": ("--hidden", "1024", "--batch", "8192"),
@@ -69,7 +70,8 @@ def main() -> int:
     given = parser.parse_args()
     cells: list[dict[str, Any]] = [
         {"device": torch.cuda.get_device_name(0), "version": torch.__version__.partition("+")[0],
-         "world": 2, "strategy": strategy.title, "bound": bound, "log": given.log}
+         "world": 2, "strategy": strategy.title, "bound": bound, "log": given.log,
+         "date": today(), "commit": commit_here()}
         for strategy in STRATEGIES
         if strategy.least_ranks <= 2
         and (not given.only or any(word in strategy.title for word in given.only))
@@ -85,7 +87,7 @@ def main() -> int:
             cell["failed"] = f"{type(error).__name__}: {error}"[:3000]
         with given.out.open("a") as file:
             file.write(json.dumps(cell) + "\n")
-        print(render_row(cell), flush=True)
+        print(*summary_row(cell), sep=" | ", flush=True)
         missed += "ranks" not in cell or bool(list(misses(cell["ranks"])))
     return int(missed > 0)
 

@@ -33,9 +33,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT), str(ROOT / "tools")]
 
 from drawn_faults import FAULT_COUNT, HEALTHY_COUNT, KINDS, SEED, Case, draw, draw_healthy  # noqa: E402
+from evidence_pages import Entry, publish, today  # noqa: E402
 from judge import Line, Mark, accusations, flips, judge, judge_live, share  # noqa: E402
 from served import bearer, get  # noqa: E402
 from support import PROGRAMS, TORCHRUN, ZEROMON, clean_environment, free_port  # noqa: E402
@@ -319,7 +320,8 @@ def commit() -> str:
 def machine() -> dict[str, Any]:
     """What the cases ran on."""
     return {
-        "commit": commit(), "python": platform.python_version(), "cpus": os.cpu_count(),
+        "commit": commit(), "date": today(),
+        "python": platform.python_version(), "cpus": os.cpu_count(),
         "machine": platform.machine(), "kernel": platform.release(),
         "load": os.getloadavg()[0],
     }  # fmt: skip
@@ -350,6 +352,48 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         f"{len(results)} cases: {', '.join(shares)}; {flipped} flips; {len(early)} accused before"
     )
     return "\n".join(rows)
+
+
+FAULTS_HEAD = ("fault", "cases", "live", "after")
+DRAWN_HEAD = ("reading", "right", "target")
+
+
+READINGS = {
+    "live": "while the fault lasts", "after": "the second after the end",
+    "later": "later, from the record",
+}  # fmt: skip
+
+
+def page_entries(summary: dict[str, Any]) -> dict[str, Entry]:
+    """The tables of docs/evidence/reliability.md: right readings of all cases, and by fault."""
+    results = summary["results"]
+    where = {
+        "tool": "tests/long/run.py", "date": summary["date"], "commit": summary["commit"],
+        "machine": f"{summary['machine']}, {summary['cpus']} cores, Python {summary['python']}",
+    }  # fmt: skip
+
+    def count(results_with: list[Any]) -> str:
+        return f"{sum(map(bool, results_with))} of {len(results)}"
+
+    early = count([result["false_before"] for result in results])
+    if summary["healthy"]:
+        flipped = count([result["live"]["flips"] for result in results])
+        rows = [["a rank named", early, "0"], ["a verdict that flips", flipped, "0"]]
+        rows = [[f"healthy runs beside load: {name}", *cells] for name, *cells in rows]
+        return {"drawn-healthy": where | {"head": list(DRAWN_HEAD), "rows": rows}}
+    drawn = [
+        [READINGS[part], f"{_rights(results, part).replace('/', ' of ')} ({right:.1%})", "97 %"]
+        for part, right in summary["shares"].items()
+    ]
+    drawn.append(["a rank named as straggler before its fault", early, "0"])
+    faults = []
+    for kind in sorted({result["case"]["kind"] for result in results}):
+        own = [result for result in results if result["case"]["kind"] == kind]
+        faults.append([kind, str(len(own)), _rights(own, "live"), _rights(own, "after")])
+    return {
+        "drawn": where | {"head": list(DRAWN_HEAD), "rows": drawn},
+        "faults": where | {"head": list(FAULTS_HEAD), "rows": faults},
+    }
 
 
 def mistakes(result: dict[str, Any]) -> list[str]:
@@ -395,6 +439,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--anew", action="store_true", help="forget earlier results")
     parser.add_argument("--cuda", action="store_true", help="on the virtual CUDA device")
     parser.add_argument("--list", action="store_true", help="list the cases and end")
+    parser.add_argument("--publish", type=Path, metavar="RESULT.json", help="store it for the page")
     return parser.parse_args()
 
 
@@ -420,6 +465,9 @@ def chosen(given: argparse.Namespace) -> list[Case]:
 def main() -> int:
     """Runs the cases that are missing, writes result.json and prints the table."""
     given = options()
+    if given.publish:
+        publish("reliability", page_entries(json.loads(given.publish.read_text())))
+        return 0
     cuda = find() if given.cuda else None
     name = "drawn" + "-healthy" * given.healthy + "-cuda" * given.cuda
     folder = given.out or ROOT / "build" / name
@@ -453,7 +501,8 @@ def main() -> int:
         print("interrupted", file=sys.stderr)
     shares = shares_of(results)
     summary = {
-        "seed": given.seed, **machine(), "cases": len(results), "shares": shares,
+        "seed": given.seed, "healthy": given.healthy, **machine(),
+        "cases": len(results), "shares": shares,
         "flips": sum(len(result["live"]["flips"]) for result in results),
     }  # fmt: skip
     (folder / "result.json").write_text(json.dumps(summary | {"results": results}, indent=1))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+from typing import Any
 
 import pytest
 from drawn_faults import (
@@ -17,8 +19,9 @@ from drawn_faults import (
     draw,
     draw_healthy,
 )
+from evidence_pages import entry_faults, read_entries
 from judge import EXPECTED, Line, Mark, accusations, flips, judge, judge_live, share
-from support import PROGRAMS
+from support import PROGRAMS, ROOT
 
 
 def case(kind: str, rank: int = 1, step: int = 40) -> Case:
@@ -196,3 +199,31 @@ def test_what_is_over_at_once_is_not_in_the_score() -> None:
     assert judge_live(case("killed"), [green]).mark is Mark.UNSEEN
     assert judge_live(case("killed"), [green, Line(4.0, green.text)]).mark is Mark.WRONG
     assert judge_live(case("killed"), [Line(1.5, "dead: rank 1: SIGKILL")]).mark is Mark.RIGHT
+
+
+def drawn_result(kind: str, live: str, after: str, early: list[str]) -> dict[str, Any]:
+    return {
+        "case": {"kind": kind}, "false_before": early,
+        "live": {"mark": live, "flips": []}, "after": {"mark": after}, "later": {"mark": after},
+    }  # fmt: skip
+
+
+def test_results_are_published_with_the_columns_of_the_page() -> None:
+    spec = importlib.util.spec_from_file_location("drawn_run", ROOT / "tests" / "long" / "run.py")
+    assert spec is not None and spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    results = [
+        drawn_result("nan", "right", "right", []), drawn_result("nan", "unseen", "wrong", []),
+        drawn_result("sleep", "wrong", "right", ["rank 1 named"]),
+    ]  # fmt: skip
+    where = {"date": "2026-11-26", "commit": "5da43f5a", "machine": "x86_64", "cpus": 2}
+    summary = {**where, "python": "3.11.2", "shares": program.shares_of(results), "results": results}
+    entries = program.page_entries(summary | {"healthy": False})
+    stored = read_entries("reliability")
+    for name, entry in (entries | program.page_entries(summary | {"healthy": True})).items():
+        assert entry_faults(entry) == []
+        assert entry["head"] == stored[name]["head"]
+    assert entries["faults"]["rows"] == [["nan", "2", "1/1", "1/2"], ["sleep", "1", "0/1", "1/1"]]
+    assert entries["drawn"]["rows"][0] == ["while the fault lasts", "1 of 2 (50.0%)", "97 %"]
+    assert entries["drawn"]["rows"][-1][1] == "1 of 3"

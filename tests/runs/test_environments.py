@@ -1,7 +1,7 @@
 """The same training with and without zeromon in each environment that a job may have.
 
 Losses, states of the random generators, output and exit code are the same; and where less is watched or
-kept than elsewhere, the user is told. The table of docs/evidence/reliability.md has the same rows.
+kept than elsewhere, the user is told. docs/evidence/data/reliability.json has the same rows.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""The page of attacks names tests that exist, and every attack has one."""
+"""docs/evidence/data/attacks.json names tests that exist, and every attack has one."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from evidence_pages import read_entries
+
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = re.findall(
-    r"^\| (new|[\d, ]+) \| (.+) \| (.+) \| (.+) \|$",
-    (ROOT / "docs/evidence/attacks.md").read_text(),
-    re.M,
-)
+ROWS = [row for entry in read_entries("attacks").values() for row in entry["rows"]]
 TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)(?:\[([^\]`]+)\])?`")
 
 

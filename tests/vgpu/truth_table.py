@@ -2,8 +2,8 @@
 
 A column is a version of torch with its ranks (``2.13.0:2``). Each strategy trains there device-bound and
 launch-bound, and reads its loss in each step, in each tenth one, or never. A result is kept as a line of
-``--out``; a run that was cut goes on where it stopped. ``--publish FILE`` writes
-docs/evidence/device-timeline.md.
+``--out``; a run that was cut goes on where it stopped. ``--publish FILE`` stores the results for
+docs/evidence/accuracy.md.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+    sys.path[:0] = [str(ROOT / name) for name in ("tests", "tools", "")]
 
+from evidence_pages import Entry, commit_here, publish as publish_entries, today  # noqa: E402
 from support import FORKED, LAUNCH, ForkServer, Node, clean_environment  # noqa: E402
 
 from vgpu.environment import Environment, Missing, find  # noqa: E402
@@ -39,8 +40,6 @@ from zeromon.snapshot.communication import overlap_ratio  # noqa: E402
 from zeromon_vgpu.intervals import clip, length, subtract, union  # noqa: E402
 from zeromon_vgpu.machine import write_machine  # noqa: E402
 
-PAGE = ROOT / "docs" / "evidence" / "device-timeline.md"
-BEGIN, END = "<!-- begin: tests/vgpu/truth_table.py writes this -->\n", "<!-- end -->\n"
 PROGRAMS = Path(__file__).parent / "programs"
 COMPUTE_STREAM = 7
 STEPS = 14
@@ -303,18 +302,22 @@ def run_cell(place: Place, strategy: Strategy, bound: str, log: str, ranks: int)
 
 # ---- the page --------------------------------------------------------------------------------------
 
+HEAD = (
+    "strategy", "bound", "log every", "step", *COMPARED_PHASES, "exposed", "overlap", "goodput", "busbw",
+    "off target",
+)  # fmt: skip
 
-def percent(share: float | None) -> str:
-    """``7.9``; ``n/a`` where it is not known."""
-    return "n/a" if share is None else f"{share * 100:.1f}"
+
+def percent(share: float | None) -> float | None:
+    """A share in percent or points, to a tenth; None where it is not known."""
+    return None if share is None else round(share * 100, 1)
 
 
-def render_row(cell: Mapping[str, Any]) -> str:
-    """One line of the table; each figure is that of the rank that is furthest off."""
-    log = "never" if cell["log"] == "0" else cell["log"]
-    head = f"| {cell['strategy']} | {cell['bound']}-bound | {log} |"
+def summary_row(cell: Mapping[str, Any]) -> list[Any]:
+    """The cell as a row of :data:`HEAD`; each figure is that of the rank that is furthest off."""
+    head = [cell["strategy"], cell["bound"], "never" if cell["log"] == "0" else cell["log"]]
     if "failed" in cell:
-        return f"{head} {reason(cell['failed'])} |" + " |" * 9
+        return [*head, *[None] * (len(HEAD) - len(head) - 1), f"failed: {reason(cell['failed'])}"]
     ranks = cell["ranks"]
     step = max((rank["step"][0] / rank["step"][1] - 1 for rank in ranks), key=abs)
     phases = [
@@ -326,51 +329,40 @@ def render_row(cell: Mapping[str, Any]) -> str:
     goodput = max((one["goodput"] for one in ranks if "goodput" in one), key=error, default=None)
     bandwidths = [one for rank in ranks if (one := busbw_error(rank)) is not None]
     busbw = max(bandwidths, key=abs, default=None)
-    cells = [
-        f"{step:+.1%}",
-        *("n/a" if one is None else f"{one * 100:+.1f}" for one in phases),
-        f"{percent(exposed[0])} / {_between(exposed)}",
-        f"{percent(overlap[0])} / {_between(overlap)}",
-        f"{percent(goodput[0])} / {_between(goodput)}" if goodput else "n/a",
-        "n/a" if busbw is None else f"{busbw:+.1%}",
-        ", ".join(misses(ranks)) or "-",
+    ranges = [figures and list(map(percent, figures)) for figures in (exposed, overlap, goodput)]
+    return [
+        *head,
+        percent(step),
+        *map(percent, phases),
+        *ranges,
+        percent(busbw),
+        ", ".join(misses(ranks)),
     ]
-    return f"{head} {' | '.join(cells)} |"
 
 
-def _between(figures: Sequence[float | None]) -> str:
-    low, high = (percent(one) for one in figures[1:])
-    return low if low == high else f"{low} to {high}"
-
-
-HEAD = (
-    "| strategy | bound | log every | step | forward | backward | optimizer | other | exposed | overlap"
-    " | goodput | busbw | off target |\n|" + "---|" * 13
-)
-
-
-def render(cells: Sequence[Mapping[str, Any]]) -> str:
-    """All columns, one table each, below the count of what is within the targets."""
-    done = [cell for cell in cells if "ranks" in cell]
-    within = sum(not list(misses(cell["ranks"])) for cell in done)
-    lines = [f"{within} of {len(done)} runs are within the targets in each figure.", ""]
+def entries_of(cells: Iterable[Mapping[str, Any]], commit: str = "") -> dict[str, Entry]:
+    """One entry per device, torch and number of ranks; *commit* where the results have none."""
     columns: dict[tuple[str, str, int], list[Mapping[str, Any]]] = defaultdict(list)
     for cell in cells:
         columns[cell.get("device", VIRTUAL), cell["version"], cell["world"]].append(cell)
-    for (device, version, world), rows in sorted(columns.items()):
-        title = f"## {device}, torch {version}, {world} ranks"
-        lines += [title, "", HEAD, *map(render_row, rows), ""]
-    return "\n".join(lines)
+    return {
+        f"{device.split()[0].lower()}-{version}-{world}"
+        if device == VIRTUAL
+        else device.split()[-1].lower(): {
+            "tool": "tests/vgpu/truth_table.py" if device == VIRTUAL else "tests/gpu/truth.py",
+            "date": max(cell.get("date", "") for cell in rows),
+            "commit": max(rows, key=lambda cell: cell.get("date", "")).get("commit") or commit,
+            "machine": f"{device}, torch {version}, {world} ranks",
+            "view": "timeline", "head": list(HEAD), "rows": [summary_row(cell) for cell in rows],
+        }
+        for (device, version, world), rows in columns.items()
+    }  # fmt: skip
 
 
-def publish(files: Sequence[Path]) -> None:
-    """Writes the page from the results in *files*."""
+def publish(files: Sequence[Path], commit: str = "") -> None:
+    """Stores the results in *files*; of a cell that is there twice, the last one."""
     cells = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    newest = {cell_key(cell): cell for cell in cells}
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(
-        before + BEGIN + "\n" + render(list(newest.values())) + "\n" + END + rest.split(END)[1]
-    )
+    publish_entries("timeline", entries_of({cell_key(cell): cell for cell in cells}.values(), commit))
 
 
 def cell_key(cell: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -386,14 +378,15 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="titles of strategies that contain this")
     parser.add_argument("--logs", nargs="*", default=LOGS)
     parser.add_argument("--bounds", nargs="*", default=list(BOUNDS))
-    parser.add_argument("--publish", type=Path, nargs="+", help="write the page from these files")
+    parser.add_argument("--commit", default="", help="commit of the results, where they lack it")
+    parser.add_argument("--publish", type=Path, nargs="+", help="store these results for the page")
     given = parser.parse_args()
     if given.publish:
-        publish(given.publish)
+        publish(given.publish, given.commit)
         return 0
     known = given.out.read_text().splitlines() if given.out.exists() else []
     have = {cell_key(json.loads(line)) for line in known}
-    missed = 0
+    missed, commit = 0, commit_here()
     for column in given.columns:
         version, _, count = column.partition(":")
         try:
@@ -407,13 +400,13 @@ def main() -> int:
             for bound in given.bounds:
                 for log in given.logs:
                     cell = {"version": version, "world": int(count), "strategy": strategy.title,
-                            "bound": bound, "log": log}  # fmt: skip
+                            "bound": bound, "log": log, "date": today(), "commit": commit}  # fmt: skip
                     if cell_key(cell) in have or int(count) < strategy.least_ranks:
                         continue
                     cell |= run_cell(Virtual(environment), strategy, bound, log, int(count))
                     with given.out.open("a") as file:
                         file.write(json.dumps(cell) + "\n")
-                    print(render_row(cell), flush=True)
+                    print(*summary_row(cell), sep=" | ", flush=True)
                     missed += "ranks" not in cell or bool(list(misses(cell["ranks"])))
     return int(missed > 0)
 

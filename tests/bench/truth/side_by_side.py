@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
 
+from evidence_pages import Entry, markdown_table, measured_here, publish
 from records import keep
 
 from tools import TOOLS, Answers, Run, Shown, Tool
@@ -224,14 +226,15 @@ def cell(answer: Any, truth: Any, unit: str) -> str:
     return "right" if answer == truth else f"wrong: {answer}"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
-    return "\n".join(lines)
+def entry(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Entry:
+    """The table of a case for docs/evidence/peers.md."""
+    return measured_here(
+        "tests/bench/truth/side_by_side.py", head=list(head), rows=[list(row) for row in rows]
+    )
 
 
-def answered(cases: Sequence[str]) -> dict[str, Any]:
-    """Runs each case under each tool; prints a table a case."""
+def answered(cases: Sequence[str], entries: dict[str, Entry]) -> dict[str, Any]:
+    """Runs each case under each tool; prints a table a case, and adds it to *entries*."""
     found: dict[str, Any] = {}
     for case in cases:
         each = {tool.name: told(tool, case, CASES[case]) for tool in TOOLS if case in tool.cases.split()}
@@ -240,7 +243,11 @@ def answered(cases: Sequence[str]) -> dict[str, Any]:
         for name, unit in QUESTIONS[case].items():
             cells = [cell(t.answers.get(name), t.truth.get(name), unit) for t in each.values()]
             rows.append([name, *cells])
-        print(table(["", *each], rows), flush=True)
+        print(markdown_table((["question", *each], rows)), flush=True)
+        if case in ("input", "slow"):  # one table of the page
+            rows = [[f"{case}: {row[0]}", *row[1:]] for row in rows]
+        name_of_entry = f"late-{case}" if case in ("input", "slow") else case
+        entries[name_of_entry] = entry(["question", *each], rows)
         found[case] = {name: [t.answers, t.truth] for name, t in each.items()}
         for name, t in each.items():
             for question, unit in QUESTIONS[case].items():
@@ -250,8 +257,8 @@ def answered(cases: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def costs(pairs: int) -> dict[str, Any]:
-    """Whole runs with each tool and without, in turns; prints means with 95 % intervals."""
+def costs(pairs: int, entries: dict[str, Entry]) -> dict[str, Any]:
+    """Whole runs with each tool and without, in turns; prints means with 95 % intervals, adds them."""
     watching = [tool for tool in TOOLS if tool.name != "comms_logger"]  # it wraps its own calls alone
     runs: defaultdict[str, list[Told]] = defaultdict(list)
     for turn in range(pairs):
@@ -273,10 +280,9 @@ def costs(pairs: int) -> dict[str, Any]:
             human_bytes(rss), str(tool.lines),
         ])  # fmt: skip
     print(f"\n### cost, {pairs} runs each, in turns\n")
-    print(
-        table(["", "a step", "start", "memory of all processes", "lines in the script"], rows),
-        flush=True,
-    )
+    head = ["tool", "a step", "start", "memory of all processes", "lines in the script"]
+    print(markdown_table((head, rows)), flush=True)
+    entries["costs"] = entry(head, rows)
     return found
 
 
@@ -294,12 +300,18 @@ def main() -> None:
     parser.add_argument(
         "--pairs", type=int, default=0, metavar="N", help="runs for the cost (default: none)"
     )
+    parser.add_argument(
+        "--publish", action="store_true", help="store the tables for docs/evidence/peers.md"
+    )
     options = parser.parse_args()
     versions = [f"{tool.name} ({_version(tool)})" for tool in TOOLS]
     print(", ".join(versions), flush=True)
-    found = {"answers": answered(options.cases or list(CASES))}
+    entries: dict[str, Entry] = {}
+    found = {"answers": answered(options.cases or list(CASES), entries)}
     if options.pairs:
-        found["costs"] = costs(options.pairs)
+        found["costs"] = costs(options.pairs, entries)
+    if options.publish:
+        publish("peers", entries)
     print(json.dumps(found, default=lambda one: one._asdict()))
 
 

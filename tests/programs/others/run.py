@@ -27,6 +27,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[3] / "tools"))
+
+from evidence_pages import Entry, machine_here, measured_here, publish, read_entries
 from judge import Outcome, Verdict, changed, judge_output, judge_steps, normal, verdict_of
 from table import PROGRAMS, RANKS, Program
 
@@ -224,6 +227,31 @@ def row(program: Program, verdict: Verdict) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+PAGE_HEAD = (
+    "program", "what it does", "steps", "parameters", "collectives of rank 0", "strategy reported",
+)  # fmt: skip
+
+
+def page_entry(verdicts: Mapping[str, Verdict], versions: Mapping[str, str]) -> Entry:
+    """The table of docs/evidence/programs.md; descriptions are those that it has already."""
+    described = {row[0]: row[1] for row in read_entries("programs")["programs"]["rows"]}
+    rows = []
+    for program in PROGRAMS:
+        if program.fails or program.name not in verdicts:
+            continue
+        verdict, name = verdicts[program.name], f"`{program.name}`"
+        attempt = f", attempt {program.attempts}" if program.attempts > 1 else ""
+        is_reported = verdict.strategy.startswith("ok")
+        steps = f"{program.steps}{attempt}" if is_reported else verdict.strategy
+        strategy = program.strategy if is_reported else verdict.strategy
+        cells = described.get(name, f"`{program.command}`"), steps, verdict.steps, verdict.collectives
+        rows.append([name, *cells, strategy])
+    machine = ", ".join([machine_here(), *(f"{name} {version}" for name, version in versions.items())])
+    return measured_here(
+        "tests/programs/others/run.py", machine=machine, head=list(PAGE_HEAD), rows=rows
+    )
+
+
 def tell(program: Program, verdict: Verdict, lines: Sequence[str], seconds: float) -> None:
     """What a person reads while the programs run: the verdict, what differs, and the findings."""
     print(f"{program.name}: {'; '.join(verdict.faults) or 'ok'} ({seconds:.0f} s)")
@@ -245,6 +273,7 @@ def main(arguments: Sequence[str]) -> int:
         "--environment", type=Path, default=ROOT / ".programs", help="made where it is missing"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--publish", action="store_true", help="store the table for the page")
     parser.add_argument(
         "--keep", type=Path, help="folder for what the programs wrote (default: removed)"
     )
@@ -278,6 +307,8 @@ def main(arguments: Sequence[str]) -> int:
         rows = [row(p, verdicts[p.name]) for p in chosen if p.name in verdicts]
         said = ", ".join(f"{name} {version}" for name, version in versions(python).items())
         print("", said, "", HEAD, *rows, sep="\n")
+    if options.publish:
+        publish("programs", {"programs": page_entry(verdicts, versions(python))})
     if not options.keep:
         shutil.rmtree(folder, ignore_errors=True)
     if broken:
