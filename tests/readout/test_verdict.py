@@ -12,7 +12,7 @@ from first_lines import first_lines
 from zeromon.diagnosis.engine import FindingHistory, advise
 from zeromon.readout.verdict import Health, judge_run
 from zeromon.snapshot import Finding, Hang, RunSnapshot, Severity
-from zeromon.snapshot.communication import Straggler
+from zeromon.snapshot.communication import GroupProgress, Straggler
 from zeromon.snapshot.memory import KILLED_FOR_MEMORY, Risk
 from zeromon.snapshot.rank import DETACHED
 from zeromon.tui import status_text
@@ -156,6 +156,15 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
     "first step": (
         run(rank(0, watched_steps=0, recent=(), stack=("/home/me/train.py:21 in main",), phase="other")),
         Health.STARTING, "no step has ended after 30.00 s; rank 0 is between phases, at ",
+    ),
+    "first step, where ranks wait for the one that has called less": (
+        run(*(
+            rank(number, watched_steps=0, recent=(), stack=("/home/me/train.py:21 in main",),
+                 phase="other", groups=(GroupProgress(
+                     group_id="0", label="world", ranks=(0, 1), sequence=3 - number),))
+            for number in (0, 1)
+        )),
+        Health.STARTING, "no step has ended after 30.00 s; rank 1 is between phases, at ",
     ),
     "first step of another attempt": (
         run(rank(0, watched_steps=0, recent=(), started_ns=0), attempt=2, taken_ns=3_000_000_000),

@@ -256,13 +256,13 @@ def test_a_deadlock_is_named_with_its_line(preflight: Any) -> None:
         ("skip", 2, ["rank 0 called all_gather", "rank 1 called all_reduce", "wrong.py:"]),
         ("uneven", 3, ["rank 0 has left after step 3 (exit code 0); rank 1 waits"]),
         ("logarithm", 0, ["ValueError at wrong.py:", "math domain error", "--arithmetic"]),
-        ("sleep", 0, ["no two steps in 25 seconds (--seconds allows more)", "rank 1 is", "wrong.py:35"]),
+        ("sleep", 0, ["no two steps in 40 seconds (--seconds allows more)", "rank 1 is", "wrong.py:35"]),
     ],
 )
 def test_a_mistake_is_named_before_a_gpu_hour(
     preflight: Any, fault: str, steps: int, names: list[str]
 ) -> None:
-    limit = ("--seconds", "25") if fault == "sleep" else ()
+    limit = ("--seconds", "40") if fault == "sleep" else ()
     answer = preflight(fault, program=WRONG, options=limit)
     outcome = answer.preflight["outcome"]
     assert answer.code == 1 and answer.preflight["steps"] >= steps, outcome

@@ -593,7 +593,8 @@ def _no_step_text(run: RunSnapshot) -> str:
             max((rank.status.last_event_ns - rank.status.started_ns for rank in run.ranks), default=0)
             / 1e9
         )
-    stuck = next((rank for rank in run.ranks if rank.status.stack), None)
+    still = [rank for rank in run.ranks if rank.status.stack]  # the others may wait for the last one
+    stuck = min(still, key=lambda r: sum(g.sequence for g in r.communication.groups), default=None)
     activity = f"; rank {stuck.rank} {is_} {text.doing(stuck)}" if stuck is not None else ""
     absent = _ranks_without_agent(run)  # an agent starts when that call returns
     joins = f"; {text.members_text(absent)} {verb} init_process_group" if absent else ""
