@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from matrix import VERSIONS, interpreters
 from support import PROGRAMS, ROOT, clean_environment, free_port
+from vgpu.environment import Missing, find
 
 sys.path.insert(0, str(ROOT / "tools"))
 import release
@@ -72,15 +73,23 @@ def training(tmp_path: Path) -> tuple[Path, set[str]]:
     return home / "bin" / "python", done
 
 
+@pytest.mark.parametrize("build", ["CPU", "CUDA"])
 def test_no_extra_touches_torch_or_what_it_requires(
-    wheel: Path, training: tuple[Path, set[str]]
+    build: str, wheel: Path, training: tuple[Path, set[str]]
 ) -> None:
     python, names = training
+    if build == "CUDA":
+        try:
+            python, names = find().python, {"torch"}
+        except Missing as missing:
+            pytest.skip(str(missing))
     with zipfile.ZipFile(wheel) as parts:
         (place,) = (name for name in parts.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = parts.read(place).decode()
     extras = set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.MULTILINE)) - {"dev"}
     assert {"dashboard", "torch"} < extras
+    if build == "CUDA":
+        extras -= {"torch"}  # NVIDIA's libraries, which it requires, are not installed there
     for extra in ("", *extras):
         plan = run("uv", "pip", "install", "--dry-run", "--python", python, f"{wheel}[{extra}]")
         changed = set(re.findall(r"^ [-+~] ([\w.-]+)", plan, re.MULTILINE))
