@@ -77,11 +77,10 @@ def main() -> int:
     done = [subprocess.run(words, capture_output=True, check=False).returncode for words in find]
     missing = [words[-1] for words, code in zip(find, done, strict=True) if code]
     if missing:
-        print(
-            f"no Python {', '.join(missing)} here: uv python install {' '.join(missing)}, or make"
-            f" release PYTHONS='{' '.join(v for v in options.pythons if v not in missing)}'",
-            file=sys.stderr,
+        remedy = (
+            f"uv python install {' '.join(missing)}, or PYTHONS='X.Y ...' with those that are in PATH"
         )
+        print(f"no Python {', '.join(missing)} here: {remedy}", file=sys.stderr)
         return 2
     build(options.out, options.pythons)
     sums = write_sums(options.out)
