@@ -291,8 +291,9 @@ def published_steps_table(entries: Sequence[Entry]) -> Table:
         again = [abs(run["by the first, %"]) for run in members if run["by the first, %"] is not None]
         inside = sum(run["from, s"] <= run["published, s"] <= run["to, s"] for run in members)
         ends = f"{min(errors):+.0f} to {max(errors):+.0f} %"
-        medians = [f"{median(map(abs, errors)):.0f} %", f"{median(again):.0f} %"]
-        lines.append([source, device, ends, *medians, f"{inside} of {len(members)}"])
+        by_first = f"{median(again):.0f} %" if again else "n/a (one row)"
+        typical = f"{median(map(abs, errors)):.0f} %"
+        lines.append([source, device, ends, typical, by_first, f"{inside} of {len(members)}"])
     head = ("source", "device", "error", "median", "with the first's share", "in the interval")
     return head, lines
 

@@ -272,7 +272,10 @@ def entry_of(real: Mapping[str, Any], virtual: Mapping[str, Any], commit: str = 
         [
             name,
             unit,
-            *("n/a" if figure is None else f"{figure:.4g}" for figure in (value, figures.get(name))),
+            *(
+                "n/a (not measured)" if figure is None else f"{figure:.4g}"
+                for figure in (value, figures.get(name))
+            ),
         ]
         for name, value, unit in real["properties"]
     ]
