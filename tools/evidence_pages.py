@@ -159,12 +159,12 @@ def outside(figures: Sequence[float | None] | None) -> float | None:
 
 
 def timeline_table(entries: Sequence[Entry]) -> Table:
-    """One row per strategy: its largest deviation from the timeline of the device."""
+    """One row per strategy with all its variants: its largest deviation from the timeline of the device."""
     phases = ("forward", "backward", "optimizer", "other")
     by_strategy: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for entry in entries:
         for row in entry["rows"]:
-            by_strategy[row[0]].append(dict(zip(entry["head"], row, strict=True)))
+            by_strategy[row[0].partition(", ")[0]].append(dict(zip(entry["head"], row, strict=True)))
     rows = []
     for strategy, runs in by_strategy.items():
         within = sum(not run["off target"] for run in runs)
