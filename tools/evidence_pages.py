@@ -159,7 +159,7 @@ def outside(figures: Sequence[float | None] | None) -> float | None:
 
 
 def timeline_table(entries: Sequence[Entry]) -> Table:
-    """One row per strategy with all its variants: its largest deviation from the timeline of the device."""
+    """One row per strategy and its variants: the largest deviation from the timeline of the device."""
     phases = ("forward", "backward", "optimizer", "other")
     by_strategy: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for entry in entries:
