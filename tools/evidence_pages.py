@@ -22,6 +22,7 @@ from fnmatch import fnmatchcase
 from importlib import metadata
 from itertools import compress, groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -158,12 +159,12 @@ def outside(figures: Sequence[float | None] | None) -> float | None:
 
 
 def timeline_table(entries: Sequence[Entry]) -> Table:
-    """One row per strategy: its largest deviation from the timeline of the device."""
+    """One row per strategy and its variants: the largest deviation from the timeline of the device."""
     phases = ("forward", "backward", "optimizer", "other")
     by_strategy: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for entry in entries:
         for row in entry["rows"]:
-            by_strategy[row[0]].append(dict(zip(entry["head"], row, strict=True)))
+            by_strategy[row[0].partition(", ")[0]].append(dict(zip(entry["head"], row, strict=True)))
     rows = []
     for strategy, runs in by_strategy.items():
         within = sum(not run["off target"] for run in runs)
@@ -261,6 +262,59 @@ def attacks_table(entries: Sequence[Entry]) -> Table:
     return ("area", "tried", "result", "attacks", "tests"), lines
 
 
+def strategies_table(entries: Sequence[Entry]) -> Table:
+    """One row per strategy: its results with their numbers of ranks; versions alike share a column."""
+    cells: defaultdict[str, defaultdict[str, dict[str, list[str]]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
+    for strategy, torch, ranks, result in (row for entry in entries for row in entry["rows"]):
+        cells[torch.removesuffix(".0")][strategy].setdefault(result, []).append(ranks)
+    strategies = list(dict.fromkeys(row[0] for entry in entries for row in entry["rows"]))
+    versions: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for version, results in cells.items():
+        column = ["; ".join(f"{result}: {', '.join(ranks)}" for result, ranks in results[name].items())
+                  or "not run" for name in strategies]  # fmt: skip
+        versions[tuple(column)].append(version)
+    head = ("strategy", *(f"ranks, torch {', '.join(alike)}" for alike in versions.values()))
+    return head, [list(row) for row in zip(strategies, *versions, strict=True)]
+
+
+def published_steps_table(entries: Sequence[Entry]) -> Table:
+    """Errors of predicted steps per source and device, and how many figures lie in the interval."""
+    runs = [dict(zip(entry["head"], row, strict=True)) for entry in entries for row in entry["rows"]]
+    groups: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for run in runs:
+        groups[run["source"], run["devices"].partition(" ")[2]].append(run)
+    lines = []
+    for (source, device), members in [*groups.items(), (("all", ""), runs)]:
+        errors = [run["error, %"] for run in members]
+        again = [abs(run["by the first, %"]) for run in members if run["by the first, %"] is not None]
+        inside = sum(run["from, s"] <= run["published, s"] <= run["to, s"] for run in members)
+        ends = f"{min(errors):+.0f} to {max(errors):+.0f} %"
+        by_first = f"{median(again):.0f} %" if again else "n/a (one row)"
+        typical = f"{median(map(abs, errors)):.0f} %"
+        lines.append([source, device, ends, typical, by_first, f"{inside} of {len(members)}"])
+    head = ("source", "device", "error", "median", "with the first's share", "in the interval")
+    return head, lines
+
+
+def whatif_table(entries: Sequence[Entry]) -> Table:
+    """Errors of predicted changes per strategy that they start from."""
+    groups: defaultdict[str, list[tuple[float, Sequence[str]]]] = defaultdict(list)
+    for row in (row for entry in entries for row in entry["rows"]):
+        for group in (row[0].partition(",")[0], "all"):
+            groups[group].append((float(row[5].rstrip("%")), row))
+    lines = []
+    for group in sorted(groups, key=lambda name: name == "all"):
+        errors = groups[group]
+        largest, row = max(errors, key=lambda pair: abs(pair[0]))
+        typical = median(abs(error) for error, _ in errors)
+        within = sum(abs(float(row[6].rstrip("%"))) <= 5 for _, row in errors)
+        place = f"{largest:+.1f} %, `{row[1]}`"
+        lines.append([group, str(len(errors)), f"{typical:.1f} %", place, f"{within} of {len(errors)}"])
+    return ("from", "changes", "median error", "largest error", "memory within 5 %"), lines
+
+
 def plain_table(entries: Sequence[Entry]) -> Table:
     """The shown columns of the shown rows."""
     shown = entries[0].get("shown", entries[0]["head"])
@@ -287,7 +341,8 @@ def first_clause_table(entries: Sequence[Entry]) -> Table:
 VIEWS: Mapping[str, Callable[[Sequence[Entry]], Table]] = {
     "timeline": timeline_table, "gpu": gpu_table, "memory": memory_table,
     "memory-outcomes": memory_outcomes_table, "attacks": attacks_table,
-    "first-clause": first_clause_table,
+    "first-clause": first_clause_table, "strategies": strategies_table,
+    "published-steps": published_steps_table, "whatif": whatif_table,
 }  # fmt: skip
 
 

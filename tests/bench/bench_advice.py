@@ -2,7 +2,8 @@
 
 Each case of tests/programs/advised.py is a real run with a problem: the rule must fire. Then the same
 with the finding's diff applied: the finding must be gone, and what it gained stands beside what was
-predicted. The two in turns, medians of some rounds.
+predicted. The two in turns, medians of some rounds. ``--publish`` stores all cases for
+docs/evidence/accuracy.md.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
+from evidence_pages import measured_here, publish
 from records import keep
 from support import Node, over_link, train_command
 
@@ -31,6 +34,7 @@ ROUNDS = 3
 class Case(NamedTuple):
     """A case of the program, the rule that must fire, and the link it runs over."""
 
+    title: str
     rule: str
     steps: int = 60
     link: str = ""
@@ -39,23 +43,33 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "fsdp_prefetch_off": Case("fsdp_prefetch_off", link="2gbit"),
-    "reshard_without_need": Case("reshard_without_need", link="2gbit"),
-    "whole_model_unit": Case("whole_model_unit"),
-    "ddp_bucket_large": Case("ddp_bucket_large", link="2gbit"),
-    "tiny_collectives": Case("tiny_collectives"),
-    "tiny_units": Case("tiny_collectives"),
-    "accumulation_communicates": Case("accumulation_communicates", link="2gbit"),
-    "accumulation_fsdp": Case("accumulation_communicates", link="2gbit"),
-    "data_wait": Case("data_wait"),
-    "epoch_workers": Case("slow_steps", steps=120, single=True),
-    "garbage_collection": Case("garbage_collection", steps=200, single=True),
-    "recompilations": Case("recompilations", steps=40, single=True),
-    "blocking_saves": Case("slow_steps", steps=120, single=True),
-    "stage_too_high": Case("stage_too_high", link="2gbit"),
-    "tiny_buckets": Case("tiny_collectives"),
-    "overflow_storm": Case("overflow_storm", steps=40),
-    "loss_scale_settings": Case("loss_scale_settings"),
+    "fsdp_prefetch_off": Case("FSDP2 without prefetch, 2 Gbit/s", "fsdp_prefetch_off", link="2gbit"),
+    "reshard_without_need": Case(
+        "FSDP2 gathers again in backward, 2 Gbit/s", "reshard_without_need", link="2gbit"
+    ),
+    "whole_model_unit": Case("FSDP2, the whole model one unit", "whole_model_unit"),
+    "ddp_bucket_large": Case("DDP with one bucket, 2 Gbit/s", "ddp_bucket_large", link="2gbit"),
+    "tiny_collectives": Case("DDP with 120 tiny buckets", "tiny_collectives"),
+    "tiny_units": Case("FSDP2, a unit each small layer", "tiny_collectives"),
+    "accumulation_communicates": Case(
+        "DDP reduces each of 4 micro-steps, 2 Gbit/s", "accumulation_communicates", link="2gbit"
+    ),
+    "accumulation_fsdp": Case(
+        "FSDP2 reduces each of 4 micro-steps, 2 Gbit/s", "accumulation_communicates", link="2gbit"
+    ),
+    "data_wait": Case("no DataLoader workers", "data_wait"),
+    "epoch_workers": Case("workers started again each epoch", "slow_steps", steps=120, single=True),
+    "garbage_collection": Case(
+        "garbage collections at different steps", "garbage_collection", steps=200, single=True
+    ),
+    "recompilations": Case(
+        "varying length under torch.compile", "recompilations", steps=40, single=True
+    ),
+    "blocking_saves": Case("saves that block, 0.3 s each", "slow_steps", steps=120, single=True),
+    "stage_too_high": Case("ZeRO-3 where ZeRO-2 fits, 2 Gbit/s", "stage_too_high", link="2gbit"),
+    "tiny_buckets": Case("ZeRO-2 with tiny buckets", "tiny_collectives"),
+    "overflow_storm": Case("fp16 from a scale of 2^50", "overflow_storm", steps=40),
+    "loss_scale_settings": Case("fp16 that tries its limit every 10 steps", "loss_scale_settings"),
 }
 
 
@@ -101,9 +115,15 @@ def found(run: RunSnapshot, rule: str) -> Finding | None:
     return next((f for f in run.findings if f.rule == rule), None)
 
 
+HEAD = ("case", "rule", "before", "after", "predicted gain", "achieved")
+
+
 def main() -> None:
-    chosen = sys.argv[1:] or list(CASES)
-    for name in chosen:
+    chosen = [word for word in sys.argv[1:] if word != "--publish"]
+    if chosen and "--publish" in sys.argv:
+        raise SystemExit("--publish stores all cases: name none")
+    rows = []
+    for name in chosen or CASES:
         case = CASES[name]
         before: list[RunSnapshot] = []
         after: list[RunSnapshot] = []
@@ -115,34 +135,44 @@ def main() -> None:
         told = f"fired {len(fired)}, gone {gone} of {ROUNDS}"
         engine = [of_engine(run, name) for run in before] if name in ENGINE else []
         said = ", ".join("n/a" if each is None else f"{each * 1e3:.1f} ms" for each in engine)
-        print(f"{name}: {told}; {effect(case, fired, before, after)}; engine: {said}", flush=True)
+        steps = [statistics.median(step_of(run, case) for run in runs) for runs in (before, after)]
+        row = [case.title, case.rule, *effect(case, fired, before, after, steps)]
+        print(f"{name}: {told}; {' | '.join(row)}; engine: {said}", flush=True)
+        rows.append(row)
+    if "--publish" in sys.argv:
+        entry = measured_here("tests/bench/bench_advice.py", head=list(HEAD), rows=rows)
+        publish("accuracy", {"advice": entry})
 
 
-def effect(case: Case, fired: list[Finding], before: list[RunSnapshot], after: list[RunSnapshot]) -> str:
+def effect(
+    case: Case,
+    fired: list[Finding],
+    before: list[RunSnapshot],
+    after: list[RunSnapshot],
+    steps: list[float],
+) -> list[str]:
+    """Step, memory or skipped steps before and after, the predicted gain, and the achieved one."""
+    step_cells = [f"{step * 1e3:.1f} ms" for step in steps]
+    achieved = steps[0] - steps[1]
     remedies = [f.remedy for f in fired if f.remedy is not None]
-    steps = [statistics.median(step_of(run, case) for run in runs) for runs in (before, after)]
-    took = f"step {steps[0] * 1e3:.1f} -> {steps[1] * 1e3:.1f} ms"
     if not remedies:
-        return f"{took}; nothing predicted"
+        return [*step_cells, "n/a (no remedy)", f"{achieved * 1e3:.1f} ms"]
     first = remedies[0]
     if first.frees_bytes is not None:
         peaks = [max(r.memory.unsharded_peak_bytes for r in runs[0].ranks) for runs in (before, after)]
-        freed = human_bytes(peaks[0] - peaks[1])
-        return f"predicted {human_bytes(first.frees_bytes)} less, achieved {freed}; {took}"
+        predicted = f"{human_bytes(first.frees_bytes)} less"
+        return [*map(human_bytes, peaks), predicted, human_bytes(peaks[0] - peaks[1])]
     if first.gain_low_seconds is None or first.gain_high_seconds is None:
         skipped = [sum(r.steps.skipped_steps for r in runs[0].ranks) for runs in (before, after)]
-        return f"skipped steps {skipped[0]} -> {skipped[1]}; {took}"
+        cells = [f"{count} of {case.steps} steps skipped" for count in skipped]
+        return [*cells, first.effect or "n/a (no gain named)", f"{skipped[0] - skipped[1]} steps"]
+    low = statistics.median(r.gain_low_seconds or 0.0 for r in remedies)
+    high = statistics.median(r.gain_high_seconds or 0.0 for r in remedies)
     middle = statistics.median(
         ((r.gain_low_seconds or 0) + (r.gain_high_seconds or 0)) / 2 for r in remedies
     )
-    low = statistics.median(r.gain_low_seconds or 0.0 for r in remedies)
-    high = statistics.median(r.gain_high_seconds or 0.0 for r in remedies)
-    achieved = steps[0] - steps[1]
     keep(f"{case.rule}, achieved beside predicted", achieved / middle - 1, "", "zero")
-    return (
-        f"predicted {low * 1e3:.1f} to {high * 1e3:.1f} ms, achieved {achieved * 1e3:.1f} ms "
-        f"({achieved / middle:.2f} of the middle); {took}"
-    )
+    return [*step_cells, f"{low * 1e3:.1f} to {high * 1e3:.1f} ms", f"{achieved * 1e3:.1f} ms"]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Nothing was tuned to these figures: shares of peaks, latencies and links are the defaults of `zeromon
 plan` (zeromon/memory/speeds.py), the rest is the configuration that the source gives. The last column
 takes the share of the peak from the first row of the same source and device, as a user does who knows
-one of his own runs. A test holds the table of docs/how-to/change-a-run.md to what this prints.
+one of his own runs. ``--publish`` stores the figures for docs/evidence/accuracy.md.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
+from evidence_pages import Entry, markdown_table, measured_here, publish, published_steps_table
 from hub_models import described, from_config
 
 from zeromon.cli import build_parser, plan_setup
@@ -160,47 +161,47 @@ def published_seconds(row: Published, options: Namespace) -> float:
     return micro_batches * (3 * forward + again) / (row.tflops * 1e12)
 
 
-HEADER = (
-    "source", "model", "devices", "micro-batch x accumulation", "published", "predicted", "(from to)",
-    "error", "by the first",
+HEAD = (
+    "source", "model", "devices", "micro-batch x accumulation", "published, s", "predicted, s",
+    "from, s", "to, s", "error, %", "by the first, %",
 )  # fmt: skip
 
 
-def lines() -> Iterator[str]:
-    """The table, and the last line that sums it up."""
-    yield f"| {' | '.join(HEADER)} |"
-    yield f"|{'---|' * len(HEADER)}"
-    errors, relative, inside = [], [], 0
+def table_rows() -> Iterator[list[str | float | None]]:
+    """The cells of :data:`HEAD` for each published step; the last one is None in a first row."""
     shares: dict[tuple[str, str], float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for row in ROWS:
-            found, options = predicted(row, folder)
-            truth, time = published_seconds(row, options), found.time
-            assert time is not None, found.unknown
-            errors.append(seconds(found) / truth - 1)
-            inside += time.least <= truth <= time.most
+            point, options = predicted(row, folder)
+            truth, time = published_seconds(row, options), point.time
+            assert time is not None, point.unknown
             key = row.source, options.gpu
-            again = ""
+            again = None
             if key in shares:
-                relative.append(seconds(predicted(row, folder, shares[key])[0]) / truth - 1)
-                again = f"{relative[-1]:+.0%}"
+                again = seconds(predicted(row, folder, shares[key])[0]) / truth - 1
             else:
                 shares[key] = share_of(row, folder)
             batch = f"{options.micro_batch} x {options.accumulation or 1}"
             batch += " of 4096" if row.length == 4096 else ""
             batch += ", checkpointing" if options.checkpointing else ""
-            cells = (
+            figures = (truth, time.seconds, time.least, time.most)
+            errors = (time.seconds / truth - 1, again)
+            yield [
                 row.source, row.name, f"{options.devices} {options.gpu.upper()}", batch,
-                f"{truth:.2f} s", f"{time.seconds:.2f} s", f"{time.least:.2f} to {time.most:.2f} s",
-                f"{errors[-1]:+.0%}", again,
-            )  # fmt: skip
-            yield f"| {' | '.join(cells)} |"
-    typical, given = median(map(abs, errors)), median(map(abs, relative))
-    yield ""
-    yield f"Median error {typical:.0%}, with the share of the first row {given:.0%}."
-    yield f"{inside} of {len(errors)} published figures lie in the interval."
+                *(round(figure, 2) for figure in figures),
+                *(None if error is None else round(100 * error, 1) for error in errors),
+            ]  # fmt: skip
+
+
+def entry_here() -> Entry:
+    """The figures as an entry of docs/evidence."""
+    fields = {"view": "published-steps", "head": list(HEAD), "rows": list(table_rows())}
+    return measured_here("tests/bench/bench_published.py", **{"machine": "any CPU", **fields})
 
 
 if __name__ == "__main__":
-    print("\n".join(lines()))
+    entry = entry_here()
+    print(markdown_table(published_steps_table([entry])))
+    if "--publish" in sys.argv[1:]:
+        publish("accuracy", {"published": entry})

@@ -4,7 +4,8 @@ Each group is a strategy as it is, and changes of it; all are real runs of two g
 that the kernel's token bucket limits, some with a delayed rank. The programs of a group train in turns
 of five steps, because the load of a machine changes from minute to minute. FOLDER keeps the records.
 Each change is predicted from the record of what it changes, with the options of `zeromon plan`; the
-table has all groups that FOLDER has. Without a group nothing is run.
+table has all groups that FOLDER has. Without a group nothing is run. ``--publish`` stores the table for
+docs/evidence/accuracy.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from typing import NamedTuple
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
+from evidence_pages import measured_here, publish
 from support import ROOT, TORCHRUN, Node, over_link
 
 from zeromon.cli import build_parser
@@ -205,9 +208,14 @@ def memory_error(rank: RankSnapshot, point: Point) -> float:
     return told / sum(row.measured_bytes or 0 for row in rows) - 1
 
 
-def compare(group: str, into: Path) -> tuple[list[float], list[float], list[bool]]:
-    """Prints a line a case; returns errors of steps and of memory, and which pairs are in order."""
-    steps, memory, gains = [], [], []
+HEAD = ("from", "change", "before", "after", "predicted", "error", "memory")
+
+
+def compare(
+    group: str, into: Path
+) -> tuple[list[float], list[float], list[bool], list[tuple[str, ...]]]:
+    """Prints a line per case; returns errors of steps and of memory, ordered pairs, and the lines."""
+    steps, memory, gains, rows = [], [], [], []
     for case in CASES[group]:
         before = path_of(into, group, case.before)
         after = decode_snapshot(path_of(into, group, case.after).read_bytes())
@@ -224,32 +232,38 @@ def compare(group: str, into: Path) -> tuple[list[float], list[float], list[bool
             *(f"{1e3 * x:.1f} ms" for x in (was, became, point.time.seconds)),
             f"{error:+.1%}", f"{off:+.1%}",
         )  # fmt: skip
+        rows.append(cells)
         print(f"| {' | '.join(cells)} |", flush=True)
     ordered = [
         (a[0] < b[0]) == (a[1] < b[1]) for a, b in combinations(gains, 2) if abs(a[1] - b[1]) > TELLING
     ]
-    return steps, memory, ordered
+    return steps, memory, ordered, rows
 
 
 def main() -> None:
     """Records the named groups, then the table."""
-    into = Path(sys.argv[1])
+    folder, *groups = (word for word in sys.argv[1:] if word != "--publish")
+    into = Path(folder)
     into.mkdir(exist_ok=True)
-    for group in sys.argv[2:]:
+    for group in groups:
         record(group, into)
-    print("| from | change | before | after | predicted | error | memory |")
-    print("|---|---|---|---|---|---|---|")
-    steps, memory, ordered = [], [], []
+    print(f"| {' | '.join(HEAD)} |")
+    print(f"|{'---|' * len(HEAD)}")
+    steps, memory, ordered, rows = [], [], [], []
     for group in PROGRAMS:
         if path_of(into, group, "").exists():
             found = compare(group, into)
             steps += found[0]
             memory += found[1]
             ordered += found[2]
+            rows += found[3]
     if steps:
         print(f"{len(steps)} cases: median error of a step {median(map(abs, steps)):.1%}")
         print(f"memory: {sum(abs(x) <= 0.05 for x in memory)} of {len(memory)} within 5 %")
         print(f"order: {sum(ordered)} of {len(ordered)} pairs right")
+    if "--publish" in sys.argv[1:]:
+        fields = {"view": "whatif", "head": list(HEAD), "rows": [list(row) for row in rows]}
+        publish("accuracy", {"whatif": measured_here("tests/bench/bench_whatif.py", **fields)})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import Counter
 from fnmatch import fnmatchcase
@@ -21,10 +22,14 @@ from evidence_pages import (
     format_entries,
     measured_here,
     publish,
+    published_steps_table,
     read_entries,
+    strategies_table,
     timeline_table,
+    whatif_table,
 )
-from vgpu import truth_table
+from gpu import calibration
+from vgpu import table, truth_table
 
 FILES = sorted((EVIDENCE / "data").glob("*.json"))
 NAMES = [(file.stem, name) for file in FILES for name in json.loads(file.read_text())]
@@ -153,6 +158,90 @@ def test_runs_beside_a_device_are_published_with_the_columns_of_the_page() -> No
     assert entry["rows"][1][3:-1] == [None] * 9 and entry["rows"][1][-1].startswith("failed: ")
     _, lines = timeline_table([entry])
     assert list(lines[0]) == ["DDP", "0 of 2", "+3.0 %", "+4.0 forward", "4.5", "0.0", "+2.0 %"]
+
+
+def test_strategies_are_published_with_the_columns_of_the_page() -> None:
+    """Versions of torch with the same results share a column."""
+    results = [
+        ("DDP", "2", "right"),
+        ("DDP", "4", "right"),
+        ("HSDP", "2", "n/a (needs 4 ranks)"),
+        ("HSDP", "4", "right"),
+    ]
+    rows = [
+        [name, version, ranks, result]
+        for version in ("2.11.0", "2.13.0")
+        for name, ranks, result in results
+    ]
+    rows += [["DDP", "2.15.0", "2", "losses off by 3.0%"]]
+    entries = table.entries_of(rows)
+    assert [*entries] == ["strategies-2.11.0", "strategies-2.13.0", "strategies-2.15.0"]
+    assert all(map(only_commit, entries.values()))
+    stored = read_entries("virtual-device")["strategies-2.13.0"]
+    assert entries["strategies-2.13.0"]["head"] == stored["head"]
+    head, lines = strategies_table([*entries.values()])
+    assert list(head) == ["strategy", "ranks, torch 2.11, 2.13", "ranks, torch 2.15"]
+    assert lines == [
+        ["DDP", "right: 2, 4", "losses off by 3.0%: 2"],
+        ["HSDP", "n/a (needs 4 ranks): 2; right: 4", "not run"],
+    ]
+
+
+def test_a_calibration_is_published_with_the_columns_of_the_page() -> None:
+    facts = {"torch": "2.11.0", "cores": 16, "date": "2026-11-27", "commit": ""}
+    real = {
+        **facts,
+        "device": "NVIDIA H200",
+        "properties": [["fill", 4.66012, "TB/s"], ["add", 4.2, "TB/s"]],
+    }
+    virtual = {**facts, "device": "a device", "cores": 2, "properties": [["fill", 2.818, "TB/s"]]}
+    entry = calibration.entry_of(real, virtual, "0123abc")
+    assert entry_faults(entry) == []
+    assert entry["head"] == read_entries("virtual-device")["calibration"]["head"]
+    assert entry["rows"] == [
+        ["fill", "TB/s", "4.66", "2.818"],
+        ["add", "TB/s", "4.2", "n/a (not measured)"],
+    ]
+    assert entry["machine"].endswith("virtual H200, torch 2.11.0, 2 cores")
+
+
+def test_published_steps_are_shown_per_source_and_device() -> None:
+    """A figure at an end of the interval lies in it; a first row has no error by itself."""
+    head = read_entries("accuracy")["published"]["head"]
+    rows = [
+        ["A", "m", "8 H100", "1 x 1", 1.0, 1.1, 1.0, 1.2, 10.0, None],
+        ["A", "m", "16 H100", "1 x 1", 2.0, 1.0, 0.9, 1.1, -50.0, 4.0],
+        ["B", "m", "8 A100", "1 x 1", 2.0, 2.0, 1.9, 2.1, 0.0, None],
+    ]
+    _, lines = published_steps_table([{**GOOD, "head": head, "rows": rows}])
+    assert lines == [
+        ["A", "H100", "-50 to +10 %", "30 %", "4 %", "1 of 2"],
+        ["B", "A100", "+0 to +0 %", "0 %", "n/a (one row)", "1 of 1"],
+        ["all", "", "-50 to +10 %", "10 %", "4 %", "2 of 3"],
+    ]
+
+
+def test_predicted_changes_are_shown_per_strategy() -> None:
+    head = read_entries("accuracy")["whatif"]["head"]
+    rows = [
+        ["ddp", "link=2", "2 ms", "1 ms", "1 ms", "-5.8%", "+0.0%"],
+        ["ddp, a late rank", "stage=3", "2 ms", "1 ms", "1 ms", "+2.0%", "-19.1%"],
+    ]
+    _, lines = whatif_table([{**GOOD, "head": head, "rows": rows}])
+    assert lines[0] == ["ddp", "2", "3.9 %", "-5.8 %, `link=2`", "1 of 2"]
+    assert [line[0] for line in lines] == ["ddp", "all"]
+
+
+def test_the_findings_name_the_range_of_the_achieved_gains() -> None:
+    entry = read_entries("accuracy")["advice"]
+    ratios = []
+    for row in entry["rows"]:
+        cells = dict(zip(entry["head"], row, strict=True))
+        if interval := re.fullmatch(r"(\S+) to (\S+) ms", cells["predicted gain"]):
+            middle = (float(interval[1]) + float(interval[2])) / 2
+            ratios.append(float(cells["achieved"].removesuffix(" ms")) / middle)
+    page = (EVIDENCE.parent / "explanation" / "findings.md").read_text()
+    assert f"{min(ratios):.1f} to {max(ratios):.1f} times the middle" in page
 
 
 @pytest.mark.parametrize(

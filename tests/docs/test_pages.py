@@ -48,6 +48,19 @@ def test_every_module_that_a_page_names_exists(page: Path) -> None:
     assert missing == []
 
 
+MAX_WORDS, MAX_PAGES = 35_000, 25
+
+
+def test_the_pages_stay_short() -> None:
+    """Words of all pages that are read from start to end; evidence does not count as pages."""
+    folders = ("tutorials", "how-to", "explanation")
+    pages = [ROOT / "README.md", DOCS / "index.md"]
+    pages += [page for folder in folders for page in (DOCS / folder).rglob("*.md")]
+    assert len(pages) <= MAX_PAGES
+    evidence = (DOCS / "evidence").rglob("*.md")
+    assert sum(len(page.read_text().split()) for page in (*pages, *evidence)) <= MAX_WORDS
+
+
 KINDS = ("Tutorials", "How-to guides", "Reference", "Explanation", "Evidence")
 
 

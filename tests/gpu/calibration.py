@@ -1,6 +1,6 @@
 """Measures properties of a CUDA device, to set those of the virtual one by: ``calibration.py OUT``.
 
-``calibration.py --publish REAL VIRTUAL`` writes both files beside one another into
+``calibration.py --publish REAL VIRTUAL [COMMIT]`` stores both files beside one another for
 docs/evidence/virtual-device.md. All times are those of CUDA events, medians of several rounds, except
 where a property names the host.
 """
@@ -12,16 +12,19 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import cuda
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
+
+from evidence_pages import Entry, commit_here, publish, today
+
 GIB, MIB = 1 << 30, 1 << 20
 ROUNDS = 7
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "virtual-device.md"
-BEGIN, END = "<!-- begin: tests/gpu/calibration.py writes this table -->\n", "<!-- end -->\n"
 
 Property = tuple[str, float | None, str]
 """What it is, the figure, its unit; None: this device does not tell."""
@@ -262,24 +265,37 @@ def measure() -> list[Property]:
     return found
 
 
-def publish(real: Path, virtual: Path) -> None:
-    """Writes both devices' figures beside one another into the page."""
-    contents = [json.loads(file.read_text()) for file in (real, virtual)]
-    figures = {name: value for name, value, _ in contents[1]["properties"]}
-    lines = [f"| property | unit | {contents[0]['device']} | the virtual H200 |", "|---|---|---|---|"]
-    for name, value, unit in contents[0]["properties"]:
-        shown = ("n/a" if one is None else f"{one:.4g}" for one in (value, figures.get(name)))
-        lines.append(f"| {name} | {unit} | {' | '.join(shown)} |")
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + rest.partition(END)[2])
+def entry_of(real: Mapping[str, Any], virtual: Mapping[str, Any], commit: str = "") -> Entry:
+    """Both devices' figures beside one another; *commit* where a tree without git measured the first."""
+    figures = {name: value for name, value, _ in virtual["properties"]}
+    rows = [
+        [
+            name,
+            unit,
+            *(
+                "n/a (not measured)" if figure is None else f"{figure:.4g}"
+                for figure in (value, figures.get(name))
+            ),
+        ]
+        for name, value, unit in real["properties"]
+    ]
+    hosts = [f"{device}, torch {facts['torch']}, {facts['cores']} cores"
+             for device, facts in ((real["device"], real), ("virtual H200", virtual))]  # fmt: skip
+    return {
+        "tool": "tests/gpu/calibration.py", "date": real["date"], "commit": real["commit"] or commit,
+        "machine": "; ".join(hosts), "head": ["property", "unit", real["device"], "virtual H200"],
+        "rows": rows,
+    }  # fmt: skip
 
 
 def main(words: list[str]) -> None:
     if words[0] == "--publish":
-        publish(*map(Path, words[1:]))
+        contents = [json.loads(Path(name).read_text()) for name in words[1:3]]
+        publish("virtual-device", {"calibration": entry_of(*contents, *words[3:])})
         return
     name = cuda.get_device_name(0)
     facts = {"device": name, "torch": torch.__version__, "cores": os.cpu_count()}
+    facts |= {"date": today(), "commit": commit_here()}
     properties = measure()
     Path(words[0]).write_text(json.dumps(facts | {"properties": properties}, indent=1))
     for what, value, unit in properties:

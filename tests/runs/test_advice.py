@@ -1,6 +1,6 @@
 """Advice on real runs: a rule fires, its diff is applied, the finding is gone, the step is shorter.
 
-What was predicted stands beside what was achieved in docs/explanation/findings.md
+What was predicted stands beside what was achieved in docs/evidence/accuracy.md
 (tests/bench/bench_advice.py); here, on a machine with other work, only the sign and the order of
 magnitude are held.
 """

@@ -1,8 +1,8 @@
 """Trains by each strategy on the virtual device: ``table.py [VERSION:RANKS,... ...] [--only TITLE...]``.
 
-It writes its table into docs/evidence/virtual-device.md; the rows that ``--only`` leaves out stay as
-they are there. A cell says what happened on so many ranks of a version of torch: its losses are those of
-the CPU (``right``), it trained but the values are not compared (``runs``), or what stopped it.
+A result says what happened on so many ranks of a version of torch: its losses are those of the CPU
+(``right``), it trained but the values are not compared (``runs``), or what stopped it. ``--publish``
+stores the results of all strategies for docs/evidence/virtual-device.md.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+    sys.path[:0] = [str(ROOT / name) for name in ("tests", "tools", "")]
 
 import torch  # noqa: E402
+from evidence_pages import Entry, commit_here, publish, today  # noqa: E402
 from torch import nn  # noqa: E402
 
 from vgpu.environment import DEFAULT, Environment, Missing, find  # noqa: E402
@@ -30,8 +33,7 @@ from vgpu.programs.train import Block  # noqa: E402
 from vgpu.truth import Timeline  # noqa: E402
 from zeromon_vgpu.machine import write_machine  # noqa: E402
 
-PAGE = ROOT / "docs" / "evidence" / "virtual-device.md"
-BEGIN, END = "<!-- begin: tests/vgpu/table.py writes this table -->\n", "<!-- end -->\n"
+HEAD = ("strategy", "torch", "ranks", "result")
 TRAIN = Path(__file__).parent / "programs" / "train.py"
 LAUNCH = ROOT / "tests" / "programs" / "launch.py"
 STEPS, LAYERS, HIDDEN = 6, 8, 64
@@ -116,7 +118,7 @@ def reason(output: str) -> str:
 def try_strategy(environment: Environment, strategy: Strategy, ranks: int) -> str:
     """Trains, and returns the cell of the table."""
     if ranks < strategy.least_ranks:
-        return "n/a"
+        return f"n/a (needs {strategy.least_ranks} ranks)"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_machine(folder)
@@ -150,11 +152,29 @@ def try_strategy(environment: Environment, strategy: Strategy, ranks: int) -> st
     return "right" if off <= strategy.tolerance else f"losses off by {off:.1%}"
 
 
+def entries_of(rows: Iterable[list[str]]) -> dict[str, Entry]:
+    """One entry per version of torch."""
+    by_version: defaultdict[str, list[list[str]]] = defaultdict(list)
+    for row in rows:
+        by_version[row[1]].append(row)
+    return {
+        f"strategies-{version}": {
+            "tool": "tests/vgpu/table.py", "date": today(), "commit": commit_here(),
+            "machine": f"virtual H100, torch {version}", "view": "strategies", "head": list(HEAD),
+            "rows": rows,
+        }
+        for version, rows in by_version.items()
+    }  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("columns", nargs="*", default=[f"{DEFAULT}:2,4,8"], metavar="VERSION:RANKS")
     parser.add_argument("--only", nargs="*", default=[], help="titles that contain one of these")
+    parser.add_argument("--publish", action="store_true", help="store the results for the page")
     given = parser.parse_args()
+    if given.publish and given.only:
+        parser.error("--publish stores all strategies: leave out --only")
     columns = []
     try:
         for column in given.columns:
@@ -163,20 +183,16 @@ def main() -> int:
     except Missing as missing:
         print(missing, file=sys.stderr)
         return 3
-    heads = [f"{one.version.removesuffix('.0')}, {ranks} ranks" for one, ranks in columns]
-    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(columns) + 1) + "|"]
-    before, rest = PAGE.read_text().split(BEGIN)
-    known, after = rest.split(END, 1)
-    if given.only and lines[0] not in known:
-        parser.error("the page has other columns: leave out --only")
+    rows = []
     for strategy in STRATEGIES:
         if given.only and not any(word in strategy.title for word in given.only):
-            lines += [line for line in known.splitlines() if line.startswith(f"| {strategy.title} |")]
             continue
-        cells = [try_strategy(one, strategy, ranks) for one, ranks in columns]
-        lines.append(f"| {strategy.title} | " + " | ".join(cells) + " |")
-        print(lines[-1], flush=True)
-    PAGE.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + after)
+        for environment, ranks in columns:
+            result = try_strategy(environment, strategy, ranks)
+            rows.append([strategy.title, environment.version, str(ranks), result])
+            print(*rows[-1], sep=" | ", flush=True)
+    if given.publish:
+        publish("virtual-device", entries_of(rows))
     return 0
 
 

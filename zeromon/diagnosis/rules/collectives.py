@@ -22,7 +22,7 @@ _TORCH_BUCKET_MB = 25
 """The default of ``bucket_cap_mb``."""
 _MERGED = Gain(0.5, 1.3)
 """Shares of the waits of the calls that go. Measured: 0.82, 1.32 and 1.40
-(docs/explanation/findings.md): merged calls also save time outside of the wait."""
+(docs/evidence/accuracy.md): merged calls also save time outside of the wait."""
 
 
 @rule("ZM312")

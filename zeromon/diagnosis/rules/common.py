@@ -47,7 +47,7 @@ class Gain(NamedTuple):
 
 
 _BY_ENGINE = Gain(0.6, 1.4)
-"""Shares of what ``zeromon plan`` predicts. Measured: 0.7 to 1.1 (docs/explanation/findings.md)."""
+"""Shares of what ``zeromon plan`` predicts. Measured: 0.7 to 1.1 (docs/evidence/accuracy.md)."""
 
 
 def predicted_gain(run: RunSnapshot, shares: Gain, seconds: float, **change: Any) -> GainSeconds:

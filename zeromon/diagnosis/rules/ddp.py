@@ -16,7 +16,7 @@ from zeromon.snapshot.levels import AVOIDABLE
 
 _SAVED_REDUCES = Gain(0.6, 1.3)
 """Shares of the exposed time of the reductions that go. Measured: 1.05 with DDP and 1.24 with FSDP2
-(docs/explanation/findings.md): one that does not run also leaves bandwidth and CPU free."""
+(docs/evidence/accuracy.md): one that does not run also leaves bandwidth and CPU free."""
 
 
 _IN_NO_SYNC = """\
@@ -76,7 +76,7 @@ _NEARLY = 1.5
 _MIN_BUCKET_BYTES = 1 * MIB
 """Smaller buckets cost more in latency than they hide."""
 _HIDDEN_REDUCES = Gain(0.3, 1.0)
-"""Shares of the hideable time. Measured: 0.62 (docs/explanation/findings.md)."""
+"""Shares of the hideable time. Measured: 0.62 (docs/evidence/accuracy.md)."""
 
 
 @rule("ZM315")

@@ -125,7 +125,7 @@ _TO_EACH_RANK = '"use_multi_rank_bucket_allreduce": false'
 # ---- stage ------------------------------------------------------------------------------------------
 
 _LOWER_STAGE = Gain(0.4, 1.4)
-"""Shares of the exposed time of the gathers that go. Measured: 0.86 (docs/explanation/findings.md)."""
+"""Shares of the exposed time of the gathers that go. Measured: 0.86 (docs/evidence/accuracy.md)."""
 
 
 @rule("ZM202")

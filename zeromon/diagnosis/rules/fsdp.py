@@ -24,7 +24,7 @@ from zeromon.snapshot.levels import AVOIDABLE
 _ON_NEED = 0.8
 """A gather that is exposed for this share of its time was issued when its unit was needed."""
 _PREFETCHED = Gain(0.4, 1.0)
-"""Shares of the hideable time. Measured: 0.51 (docs/explanation/findings.md)."""
+"""Shares of the hideable time. Measured: 0.51 (docs/evidence/accuracy.md)."""
 
 
 @rule("ZM305")
@@ -83,7 +83,7 @@ def _prefetch_diff(rank: RankSnapshot) -> tuple[ConfigFormat, str]:
 
 
 _NOT_GATHERED = Gain(0.6, 1.2)
-"""Shares of the exposed time of the gathers that go. Measured: 0.96 (docs/explanation/findings.md)."""
+"""Shares of the exposed time of the gathers that go. Measured: 0.96 (docs/evidence/accuracy.md)."""
 _ROOM = 2
 """How many times what a change takes must be free: the next peak may be higher."""
 

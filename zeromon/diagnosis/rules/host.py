@@ -19,7 +19,7 @@ from zeromon.snapshot.step import LoadingRow
 _MIN_WAIT_SHARE = 0.10
 _FIRST_WORKERS = 4
 _WITH_WORKERS = Gain(0.5, 1.0)
-"""Shares of the hideable time, with the first workers. Measured: 0.99 (docs/explanation/findings.md)."""
+"""Shares of the hideable time, with the first workers. Measured: 0.99 (docs/evidence/accuracy.md)."""
 _WITH_MORE_WORKERS = Gain(0.3, 1.0)
 """Shares with twice as many workers. An estimate, not measured: the storage may be the limit."""
 
