@@ -226,7 +226,7 @@ async def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch, make: Make)
 
 async def test_number_keys_and_clicks_open_screens(make: Make) -> None:
     expected = {
-        "memory": "by role", "communication": "in flight", "timeline": "True times of steps",
+        "memory": "by role", "communication": "in flight", "timeline": "parts are drawn as shares",
         "ranks": "micro-steps", "findings": "losses.append", "logs": "watching ranks",
         "overview": "step time",
     }  # fmt: skip

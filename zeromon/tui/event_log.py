@@ -40,14 +40,18 @@ def events_between_snapshots(previous: RunSnapshot | None, run: RunSnapshot) -> 
 
 
 def opening_entries(run: RunSnapshot, findings: Iterable[Finding]) -> tuple[LogEntry, ...]:
-    """The entries for a first snapshot; findings with their time where the record has it."""
+    """The entries for a first snapshot; findings with their time where the record has it.
+
+    A finding that the end of the run cut off did not go away.
+    """
     past, entries = list(findings), []
+    cut_off = {(f.rule, f.rank, f.came) for f in run.findings if run.ended}
     moved = {(f.rule, f.gone) for f in past} & {(f.rule, f.came) for f in past if _may_move(f)}
     for finding in past:
         if (finding.rule, finding.came) not in moved:
             entries.append((finding.came, _appeared_event(finding)))
-        if finding.gone is not None and (finding.rule, finding.gone) not in moved:
-            gone_wall = finding.gone
+        gone_wall = None if (finding.rule, finding.rank, finding.came) in cut_off else finding.gone
+        if gone_wall is not None and (finding.rule, gone_wall) not in moved:
             standing = (f for f in past if f.came < gone_wall and (f.gone is None or f.gone > gone_wall))
             entries.append((gone_wall, _vanished_event(finding, standing)))
     recorded = [LogEntry(wall, clean(message), tone) for wall, (message, tone) in entries]

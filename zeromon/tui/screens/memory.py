@@ -18,7 +18,7 @@ from zeromon.tui.drawing import chart_drawer, draw_gauge
 from zeromon.tui.line import Line, clean, fit, text_tail, wrap_text
 from zeromon.tui.plots import plots_by_name
 from zeromon.tui.screens.view import View, why_no_rank
-from zeromon.tui.status_text import risk_line
+from zeromon.tui.status_text import risk_lines
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Page, Panel
 
@@ -188,7 +188,7 @@ def allocator_lines(rank: RankSnapshot, options: DisplayOptions, width: int) -> 
             _fact_row("headroom", human_bytes(memory.headroom_bytes)),
             _fact_row(
                 "fragmentation",
-                f"{human_bytes(slack)} reserved and not allocated ({human_ratio(share)})",
+                f"{human_bytes(slack)} reserved, not allocated ({human_ratio(share)})",
             ),
             _fact_row("split blocks", f"{human_bytes(split)} inactive ({human_ratio(ratio)})"),
             _fact_row("retries", human_count(memory.retries), "warn" if memory.retries > 0 else ""),
@@ -204,7 +204,9 @@ def allocator_lines(rank: RankSnapshot, options: DisplayOptions, width: int) -> 
             message += f", largest block in the cache {human_bytes(oom.largest_block_bytes)}"
         rows += wrap_text(message, width, "bad")
     rows += [[], *_host_lines(rank)]
-    return [*rows, *(risk_line(fit(f"{r.pool} risk", 15), r, "dim") for r in rank.memory.risks)]
+    for risk in rank.memory.risks:
+        rows += risk_lines(fit(f"{risk.pool} risk", 15), risk, "dim", width)
+    return rows
 
 
 def _host_lines(rank: RankSnapshot) -> list[Line]:

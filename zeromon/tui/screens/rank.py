@@ -34,11 +34,11 @@ from zeromon.tui.plots import plots_by_name
 from zeromon.tui.screens.overview import finding_lines, waits_lines
 from zeromon.tui.screens.text import lines_of_report
 from zeromon.tui.screens.view import View, why_no_rank
-from zeromon.tui.status_text import risk_line
+from zeromon.tui.status_text import risk_lines
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Page, Panel
 
-_AXIS = 7
+_AXIS, _MIN_CHART_WIDTH = 7, 26
 
 
 class RankView(View):
@@ -65,9 +65,10 @@ class RankView(View):
         options = model.look
         columns = max(1, self.query_one("#rank-charts Panel", Panel).size.width - _AXIS)
         plots = plots_by_name((rank,), model.trends, options, columns, model.mark_steps)
+        shown = list(plots)[: self.size.width // _MIN_CHART_WIDTH]
         for name in charts.list_names():
             panel = self.query_one(f"#rank-{name}", Panel)
-            panel.display = name in plots
+            panel.display = name in shown
             if chart := plots.get(name):
                 panel.show(chart_drawer(chart.plot), chart.title)
         page = self.query_one(Page)
@@ -136,11 +137,12 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, wid
         waits = f"{human_ratio(rank.machine.pressure.cpu_wait_ratio)} of its time waiting for a CPU"
         pages = f"{rank.machine.pressure.major_faults_per_second:.0f}/s"
         rows += _pairs(width, ("host", waits), ("pages from disk", pages))
-    rows += [risk_line(f"{risk.pool} risk  ", risk, "") for risk in rank.memory.risks]
+    for risk in rank.memory.risks:
+        rows += risk_lines(f"{risk.pool} risk  ", risk, "", width)
     rows += _waiting_rank_lines(run, rank, width)
     findings = [finding for finding in run.findings if finding.rank == rank.rank]
     if findings:
-        rows += [[], [("findings", "bold")], *finding_lines(findings)]
+        rows += [[], [("findings", "bold")], *finding_lines(findings, width)]
     return [*rows, *_report_sections(replace(run, ranks=(rank,)), width)]
 
 

@@ -290,8 +290,10 @@ class Prompt(ModalScreen["str | None"]):
 
 RUNS: Columns[RunChoice] = (
     Column("run", lambda r: r.run, TEXT, 28, tone="bold"),
-    Column("state", lambda r: r.state, TEXT, 22, tone=lambda _, r: "" if r.address else "dim"),
-    Column("command", lambda r: r.command, TEXT, 20, 1, tone="dim", grows=True),
+    Column(
+        "state", lambda r: r.state, TEXT, 31, tone=lambda _, r: "" if r.address else "dim", grows=True
+    ),
+    Column("command", lambda r: r.command, TEXT, 60, 1, tone="dim", ends=True),
 )
 
 
