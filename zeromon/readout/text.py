@@ -479,12 +479,12 @@ def straggler_sentence(late: Straggler) -> str:
     cost = f"{human_seconds(late.late_seconds)} per step ({human_ratio(late.share)})"
     reason = f"; {late.cause}" if late.cause else ""
     if late.whole_node:
-        return f"all its ranks come after all others, which wait {cost}{start}{reason}"
+        return f"all its ranks come after all others, which wait a median {cost}{start}{reason}"
     if not late.phases:
-        return f"late{start}; the others wait {cost}{reason}"
+        return f"late{start}; the others wait a median {cost}{reason}"
     phases = " and ".join(PART_NAMES.get(phase, phase) for phase in late.phases)
     longer = human_seconds(late.longer_seconds)
-    return f"late by {longer} per step ({phases}){start}; the others wait {cost}{reason}"
+    return f"late by {longer} per step ({phases}){start}; the others wait a median {cost}{reason}"
 
 
 # ---- the agent --------------------------------------------------------------------------------------

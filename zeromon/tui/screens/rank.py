@@ -33,7 +33,7 @@ from zeromon.tui.line import Line, cells, clean, line_width, wrap_text
 from zeromon.tui.plots import plots_by_name
 from zeromon.tui.screens.overview import finding_lines, waits_lines
 from zeromon.tui.screens.text import lines_of_report
-from zeromon.tui.screens.view import View, why_no_rank
+from zeromon.tui.screens.view import View
 from zeromon.tui.status_text import risk_lines
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Page, Panel
@@ -60,7 +60,7 @@ class RankView(View):
         """Draws the charts and the text."""
         rank = model.focus()
         if rank is None:
-            self._draw_nothing(model)
+            self.draw_no_rank(model)
             return
         options = model.look
         columns = max(1, self.query_one("#rank-charts Panel", Panel).size.width - _AXIS)
@@ -76,22 +76,13 @@ class RankView(View):
         page.border_subtitle = "esc: back   \\[ ]: other ranks"
         page.show(lambda width: rank_page(model.run, rank, options, width))
 
-    def _draw_nothing(self, model: ViewModel) -> None:
-        """Clears the parts: what they show may be of another run."""
-        for panel in self.query_one("#rank-charts").query(Panel):
-            panel.show(lambda _width, _h: [])
-        page = self.query_one(Page)
-        page.border_title = ""
-        page.show(lambda width: wrap_text(why_no_rank(model), width, "dim"))
-
     def sheet(self, model: ViewModel) -> TableExport[Any] | None:
         """The steps of the rank."""
         rank = model.focus()
         if rank is None:
             return None
-        return TableExport(
-            f"rank{rank.rank}", STEP_COLUMNS, [RankStep(rank.rank, step) for step in rank.steps.recent]
-        )
+        rows = [RankStep(rank.rank, step) for step in rank.steps.recent]
+        return TableExport(f"rank{rank.rank}", STEP_COLUMNS, rows)
 
 
 def rank_page(run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, width: int) -> list[Line]:
