@@ -215,8 +215,8 @@ def render_answers(
         is_in_verdict = finding is judged.finding
         if finding.remedy is None and is_in_verdict and (action := action_of(finding)):
             short_advice = leading_clauses(action, _MAX_ADVICE, ". ")
-            more = f". See zeromon rule {finding.code}." * (short_advice != action)
-            rows = [f"  {finding.code} {short_advice}{more}"]
+            reference = f". See zeromon rule {finding.code}." * (short_advice != action)
+            rows = [f"  {finding.code} {short_advice}{reference}"]
         elif is_in_verdict and rows[1:]:
             rows = [f"  {finding.code} {rows[1].strip()}", *rows[2:]]
         rows_shown += rows

@@ -563,8 +563,8 @@ def draw_legend(plot: Plot, width: int) -> Line:
     for curve in plot.curves:
         value_text = f" {plot.axis(curve.points[-1][1]).strip()}{unit}" if curve.points else " -"
         label = curve.name + ("" if curve.tone == "forecast" else value_text)
-        lead = "  " * bool(spans)
-        if spans and line_width(spans) + cells(lead + label) + 2 > width:
+        gap = "  " * bool(spans)
+        if spans and line_width(spans) + cells(gap + label) + 2 > width:
             break
-        spans += [(lead, ""), (_SIGNS.get(curve.gap, "━ "), curve.tone), (label, "")]
+        spans += [(gap, ""), (_SIGNS.get(curve.gap, "━ "), curve.tone), (label, "")]
     return pad_line(spans, width)

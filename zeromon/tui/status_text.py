@@ -25,9 +25,9 @@ def head_line(run: RunSnapshot, width: int = 200) -> Line:
     tone = _TONES[judged.severity]
     spans: Line = [(" zeromon ", "badge"), (f" {clean(run.run)} ", "bold")]
     spans.append((f" {SIGNS[judged.severity]} {judged.health} ", tone))
-    state, room = clean(state_beside(judged.health, run)), width - line_width(spans) - 2
+    state, state_width = clean(state_beside(judged.health, run)), width - line_width(spans) - 2
     for divider in (", ", " after "):
-        state = leading_clauses(state, room, divider)
+        state = leading_clauses(state, state_width, divider)
     spans.append((f"· {state}", ""))
     if run.ranks:
         first_rank = run.ranks[0]
@@ -69,8 +69,8 @@ def level_and_cause(risk: Risk) -> str:
 def risk_lines(name: str, risk: Risk, tone: str, width: int) -> list[Line]:
     """Lines of *width* about one memory: *name*, the risk, and its cause in *tone*."""
     head: Line = [(name, "dim"), (f"{human_ratio(risk.ratio)}  ", tone_of(risk.ratio, OOM))]
-    first, *below = wrap_text(level_and_cause(risk), width - line_width(head), tone)
-    return [[*head, *first], *([(" " * line_width(head), ""), *row] for row in below)]
+    head_row, *tail_rows = wrap_text(level_and_cause(risk), width - line_width(head), tone)
+    return [[*head, *head_row], *([(" " * line_width(head), ""), *row] for row in tail_rows)]
 
 
 def tokens_per_second(run: RunSnapshot, options: DisplayOptions) -> float | str:

@@ -155,8 +155,8 @@ def arrival_lines(
             rows += wrap_text(node_lost(node), width, "bad")
     for sentence in pipeline_lines(run)[:_MAX_PIPELINE_LINES]:
         rows += wrap_text(sentence, width, "dim")
-    known = [(r.communication.late_seconds, r.communication.wait_seconds) for r in ranks]
-    timed = [r for r, pair in zip(ranks, known, strict=True) if pair != (None, None)]
+    delays = [(r.communication.late_seconds, r.communication.wait_seconds) for r in ranks]
+    timed = [r for r, pair in zip(ranks, delays, strict=True) if pair != (None, None)]
     if not timed:
         unmatched = "no collective of two ranks of this node is matched yet"
         return [*rows, *wrap_text(unmatched, width, "dim")]
@@ -164,7 +164,7 @@ def arrival_lines(
         return rows or wrap_text("no rank is late step after step", width, "dim")
     limit = max(1, height - len(rows) - 1)
     drawn = pick_latest_ranks(timed, limit)
-    scale = max(seconds or 0.0 for pair in known for seconds in pair)
+    scale = max(seconds or 0.0 for pair in delays for seconds in pair)
     bar = max(0, (width - 31) // 2)
     label = 7 if bar else 5
     head = (("late by", bar + 10, not bar), ("", 2, False), ("it waits", bar + 10, not bar))

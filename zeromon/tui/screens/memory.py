@@ -130,8 +130,8 @@ def peaks_within_step(
     label = min(width // 2, max(map(len, names)) + 1)
     rows: list[Line] = []
     for name, unit in zip(names, drawn, strict=True):
-        nbytes, room = unit.peak_allocated_bytes, max(4, width - label - 11)
-        bar = draw_gauge(nbytes, scale, room, "s0", letters=options.letters)
+        nbytes, bar_width = unit.peak_allocated_bytes, max(4, width - label - 11)
+        bar = draw_gauge(nbytes, scale, bar_width, "s0", letters=options.letters)
         size = (fit(human_bytes(nbytes), 11, right=True), "")
         rows.append([(fit(text_tail(name, label - 1), label), ""), *bar, size])
     return rows

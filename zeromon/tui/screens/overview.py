@@ -178,16 +178,17 @@ def change_lines(run: RunSnapshot, max_rows: int, width: int) -> list[Line]:
             rows.append([*head, (clean(finding_text(finding)), tone)])
             continue
         indent = line_width(head)
-        first, *below = [row for part in _change_of(finding) for row in wrap_text(part, width - indent)]
-        rows.append([*head, *first])
-        rows += [[(" " * indent, ""), *row] for row in below[: min(3, max_rows) - 1]]
-        if len(below) >= min(3, max_rows):
+        head_row, *tail_rows = [
+            row for change in _change_of(finding) for row in wrap_text(change, width - indent)
+        ]
+        rows.append([*head, *head_row])
+        rows += [[(" " * indent, ""), *row] for row in tail_rows[: min(3, max_rows) - 1]]
+        if len(tail_rows) >= min(3, max_rows):
             rows[-1].append((" …", ""))
     omitted = len(run.findings) - shown_count
     if omitted > 0:
-        lead, more = ("   and ", "more ") if chosen else ("", "")
-        noun = f"finding{'s' * (omitted > 1)}: key 6"
-        rows.append([(f"{lead}{human_count(omitted)} {more}{noun}", "dim")])
+        count = f"   and {human_count(omitted)} more" if chosen else human_count(omitted)
+        rows.append([(f"{count} finding{'s' * (omitted > 1)}: key 6", "dim")])
     return rows
 
 

@@ -65,10 +65,10 @@ class RankView(View):
         options = model.look
         columns = max(1, self.query_one("#rank-charts Panel", Panel).size.width - _AXIS)
         plots = plots_by_name((rank,), model.trends, options, columns, model.mark_steps)
-        shown = list(plots)[: self.size.width // _MIN_CHART_WIDTH]
+        chart_names = list(plots)[: self.size.width // _MIN_CHART_WIDTH]
         for name in charts.list_names():
             panel = self.query_one(f"#rank-{name}", Panel)
-            panel.display = name in shown
+            panel.display = name in chart_names
             if chart := plots.get(name):
                 panel.show(chart_drawer(chart.plot), chart.title)
         page = self.query_one(Page)

@@ -74,8 +74,10 @@ class Lanes(TimeAxis):
     def extent(self) -> tuple[int, int] | None:
         """From the first to the last step of the snapshot."""
         ranks = self._model.ranks if self._model is not None else ()
-        known = [rank.steps.recent for rank in ranks if rank.steps.recent]
-        return (min(s[0].start_ns for s in known), max(s[-1].end_ns for s in known)) if known else None
+        recent = [rank.steps.recent for rank in ranks if rank.steps.recent]
+        return (
+            (min(s[0].start_ns for s in recent), max(s[-1].end_ns for s in recent)) if recent else None
+        )
 
     def count(self) -> int:
         """The number of ranks."""

@@ -162,10 +162,10 @@ class View(Screen[None]):
         def reason_lines(width: int, _height: int = 0) -> list[Line]:
             return wrap_text(why_no_rank(model), width, "dim")
 
-        for part in self.query(".box"):
-            if isinstance(part, Panel | Page):
-                part.border_title = ""
-                part.show(reason_lines)
+        for box in self.query(".box"):
+            if isinstance(box, Panel | Page):
+                box.border_title = ""
+                box.show(reason_lines)
 
     def show_snapshot_age(self) -> None:
         """Draws the first line: which run it is, and how old its snapshot is."""
