@@ -47,6 +47,9 @@ def test_the_cause_is_told_apart_from_what_the_launcher_stopped() -> None:
     killed = rank(1, failed=True, ended="SIGKILL", alive=False, last_event_ns=2)
     assert run_state(run(stopped, killed)) == "died: rank 1, SIGKILL, after step 20; rank 0 died of it"
     assert run_state(run(stopped)) == "stopped by SIGTERM after step 20"
+    sender = "Ends: the launcher, the scheduler or a user sent the signals\n"
+    assert deaths(run(stopped)).startswith(sender)
+    assert deaths(run(stopped, killed)).startswith("Deaths\n")
     by_hand = changed(killed, ended="exception", exception="KeyboardInterrupt: ")
     assert run_state(run(by_hand)) == "stopped by Ctrl-C after step 20"
 
