@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zeromon.export.prometheus.metrics import Writer
 from zeromon.readout.report import render_answers, render_run
+from zeromon.readout.text import leading_clauses
 from zeromon.readout.verdict import SIGNS, Verdict, judge_run
 from zeromon.snapshot import RunSnapshot
 from zeromon.tui import plain as plain_view, status_text
@@ -21,7 +22,8 @@ def first_lines(shown: RunSnapshot) -> Verdict:
     assert judged.text in list(plain_view.lines_of_snapshot(None, shown, 0))
     assert render_run(shown).splitlines()[1] == f"  verdict   {judged.health}: {judged.cause}"
     answers = " ".join(" ".join(render_answers(shown).splitlines()[1:]).split())
-    assert answers.startswith(f"{SIGNS[judged.severity]} {judged.health}: {judged.cause}")
+    headline = leading_clauses(judged.cause, 150)
+    assert answers.startswith(f"{SIGNS[judged.severity]} {judged.health}: {headline}")
     parts = page_of(Known(Route(run="r", page="ranks"), shown, {})).parts
     assert parts["health"]["children"] == judged.health
     clauses = (parts["cause"]["children"], parts["detail"]["children"].removesuffix("; "))

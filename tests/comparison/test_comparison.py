@@ -368,6 +368,10 @@ CASES: dict[str, tuple[list[dict[str, Any]], tuple[int | None, int | None, int |
         [{"ms": 100, "gib": 40}, {"ms": 101, "gib": 40.2}], (None, None, None),
         ["take any of A (ZeRO-0), B (ZeRO-1): neither speed nor memory differs significantly"],
     ),
+    "pauses use up the lead": (
+        [{"ms": 100, "mean_ms": 120}, {"ms": 110, "mean_ms": 111}], (None, None, None),
+        ["take any of A (ZeRO-0), B (ZeRO-1): pauses use up the lead at the median step"],
+    ),
     "much faster, but the noise is as large": (
         [{"ms": 100, "noise": 0.1}, {"ms": 80, "noise": 0.1}], (None, None, None), ["take any of"],
     ),

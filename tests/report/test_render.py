@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from builders import changed, deepspeed_facts, device_memory, rank, run, summary
 from evidence import row as traffic_row
 
 from zeromon.base.units import wrap_paragraph
+from zeromon.cli.terminal import style_output
 from zeromon.diagnosis.engine import advise
 from zeromon.readout.communication_report import by_operation
 from zeromon.readout.death_report import deaths
-from zeromon.readout.report import render_run
+from zeromon.readout.report import render_answers, render_run
 from zeromon.readout.text import run_state
 from zeromon.snapshot import Finding, RankSnapshot, Severity
 from zeromon.snapshot.communication import CollectiveRow, InFlight
@@ -45,6 +47,9 @@ def test_the_cause_is_told_apart_from_what_the_launcher_stopped() -> None:
     killed = rank(1, failed=True, ended="SIGKILL", alive=False, last_event_ns=2)
     assert run_state(run(stopped, killed)) == "died: rank 1, SIGKILL, after step 20; rank 0 died of it"
     assert run_state(run(stopped)) == "stopped by SIGTERM after step 20"
+    sender = "Ends: the launcher, the scheduler or a user sent the signals\n"
+    assert deaths(run(stopped)).startswith(sender)
+    assert deaths(run(stopped, killed)).startswith("Deaths\n")
     by_hand = changed(killed, ended="exception", exception="KeyboardInterrupt: ")
     assert run_state(run(by_hand)) == "stopped by Ctrl-C after step 20"
 
@@ -76,9 +81,22 @@ def test_the_report_of_a_run_without_ranks_says_why() -> None:
 
 def test_the_report_fits_a_terminal_and_cuts_a_thousand_ranks() -> None:
     """No line over 100 columns; the rest is counted."""
-    text = render_run(run(*(rank(n) for n in range(200))))
+    text = style_output(render_run(run(*(rank(n) for n in range(200)))), 100, coloured=False)
     assert "and 168 more ranks" in text
     assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_a_sentence_of_the_report_is_wrapped_once() -> None:
+    """A row of a paragraph ends where the next word does not fit: no second wrapping cut it short."""
+    answers = render_answers(run(rank(0), rank(1), ended=True))
+    paragraphs = [line for line in answers.splitlines() if line[:2] == "  " and len(line) > 60]
+    assert len(paragraphs) > 1
+    for paragraph in paragraphs:
+        rows = style_output(paragraph, 60, coloured=False).splitlines()
+        assert len(rows) > 1
+        for row, following in pairwise(rows):
+            assert len(row) + 1 + len(following.split()[0]) > 50
+            assert following.startswith("    ")
 
 
 def test_the_report_shows_engines_roles_offload_and_configuration() -> None:

@@ -226,7 +226,7 @@ async def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch, make: Make)
 
 async def test_number_keys_and_clicks_open_screens(make: Make) -> None:
     expected = {
-        "memory": "by role", "communication": "in flight", "timeline": "True times of steps",
+        "memory": "by role", "communication": "in flight", "timeline": "parts are drawn as shares",
         "ranks": "micro-steps", "findings": "losses.append", "logs": "watching ranks",
         "overview": "step time",
     }  # fmt: skip
@@ -786,6 +786,53 @@ async def test_the_diff_of_a_finding_is_copied_and_its_rule_explained(make: Make
         table.go(("straggler", 1))
         await pilot.press("y")
         await says(pilot, "has no diff")
+
+
+async def test_the_finding_of_the_verdict_is_on_top(make: Make) -> None:
+    """Whatever the order of the codes."""
+    late = Finding(
+        rule="straggler", rank=1, code="ZM309", severity="warning", text="late by 20.0 ms per step",
+        action="Look at train.py:9.", share=0.3,
+    )  # fmt: skip
+    ends = tuple(
+        Finding(rule="rank_died", rank=n, code="ZM001", severity="warning", text="SIGTERM")
+        for n in (0, 1)
+    )
+    ranks = tuple(changed(r, alive=False, ended="SIGTERM", risks=()) for r in snapshot(2).ranks)
+    app = make(replace(snapshot(2), ranks=ranks, findings=(*ends, late), ended=True))
+    async with running(app, 80, 24) as pilot:
+        await pilot.press("6")
+        await until(pilot, lambda: "Look at train.py:9." in screen_text(app))
+        assert app.screen.query_one("#findings", Table).rows[0] == late
+
+
+async def test_a_page_that_begins_to_scroll_cuts_no_word(make: Make) -> None:
+    found = Finding(rule="own", rank=1, code="ZM609", severity="warning", text="short")
+    source = FixedSource(replace(snapshot(2), findings=(found,)))
+    app = make(source)
+    async with running(app, 80, 24) as pilot:
+        await pilot.press("6")
+        await until(pilot, lambda: "short" in screen_text(app))
+        words = " ".join(f"{'w' * 5}{n % 10}" for n in range(200))
+        source.answer = replace(snapshot(2), findings=(replace(found, text=words),), taken_wall=1072.0)
+        await until(pilot, lambda: "wwwww7" in screen_text(app))
+        assert app.screen.query_one("#finding", Page).show_vertical_scrollbar
+        rows = screen_text(app).splitlines()
+        page = rows[next(n for n, row in enumerate(rows) if "the finding" in row) :]
+        assert not any("…" in row for row in page)
+
+
+async def test_the_list_of_runs_says_how_each_ended(make: Make, tmp_path: Path) -> None:
+    """Where there is no room for both, the verdict stands instead of the command."""
+    ended = replace(snapshot(1), run="recorded", ended=True, command=("python", "train.py") * 9)
+    Store(tmp_path / "store").save(ended)
+    app = make(snapshot(2))
+    async with running(app, 80, 24) as pilot:
+        await pilot.press("r")
+        await until(pilot, lambda: "recorded" in screen_text(app))
+        row = next(row for row in screen_text(app).splitlines() if "recorded" in row)
+        verdict = row.partition("recorded")[2].strip(" │")
+        assert len(verdict) > 22 and "python" not in verdict
 
 
 async def test_logs_tell_what_happened(make: Make) -> None:

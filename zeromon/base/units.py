@@ -156,8 +156,16 @@ def wrap_paragraph(paragraph: str, width: int, bullet: str, indent: str) -> list
 
     A number and its unit stay on one line.
     """
-    unbroken = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", paragraph)
     wrapped = textwrap.wrap(
-        unbroken, width, initial_indent=bullet, subsequent_indent=indent, break_on_hyphens=False
-    )
-    return [row.replace("\N{NO-BREAK SPACE}", " ") for row in wrapped]
+        glue_units(paragraph), width, initial_indent=bullet, subsequent_indent=indent,
+        break_on_hyphens=False,
+    )  # fmt: skip
+    return [row.replace(GLUE, " ") for row in wrapped]
+
+
+GLUE = "\N{NO-BREAK SPACE}"
+
+
+def glue_units(paragraph: str) -> str:
+    """*paragraph* with :data:`GLUE` between each number and its unit."""
+    return _BEFORE_UNIT.sub(GLUE, paragraph)

@@ -164,15 +164,10 @@ def _fewest_of(setup: plan.Setup, row: plan.Row) -> int | None:
 def _roles_text(row: plan.Row) -> str:
     terms = sorted(row.memory.terms, key=lambda t: -t.nbytes)
     cells = [
-        (
-            term.role.replace("_", " "),
-            human_bytes(term.nbytes),
-            term.place,
-            term.during.label,
-            term.cause or ("of one micro-batch" if term.role == ACTIVATION else "plain ZeRO"),
-        )
+        (term.role.replace("_", " "), human_bytes(term.nbytes), term.place, term.during.label,
+         term.cause or ("of one micro-batch" if term.role == ACTIVATION else "plain ZeRO"))
         for term in terms
-    ]
+    ]  # fmt: skip
     widths = [max((len(cell[i]) for cell in cells), default=0) for i in range(4)]
     lines = [
         f"  {c[0]:<{widths[0]}}  {c[1]:>10}  {c[2]:<{widths[2]}}  {c[3]:<{widths[3]}}  {c[4]}"
@@ -190,29 +185,17 @@ def plan_as_json(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = Fals
     chosen = choose_row(setup, rows)
     choice = chosen.row
     return {
-        "model": setup.model.name,
-        "params": setup.model.params,
-        "whole_params": setup.whole_numel,
-        "trainable": setup.model.trainable,
-        "ranks": setup.plan.ranks,
-        "devices": setup.devices,
-        "device_bytes": setup.device_bytes,
-        "usable_bytes": setup.usable_bytes,
-        "host_bytes": setup.host_bytes,
-        "hosts": setup.hosts,
-        "notes": setup.model.notes,
+        "model": setup.model.name, "params": setup.model.params, "whole_params": setup.whole_numel,
+        "trainable": setup.model.trainable, "ranks": setup.plan.ranks, "devices": setup.devices,
+        "device_bytes": setup.device_bytes, "usable_bytes": setup.usable_bytes,
+        "host_bytes": setup.host_bytes, "hosts": setup.hosts, "notes": setup.model.notes,
         "speeds": speed_sources(setup.machine, setup.measured, setup.plan),
         "rows": [
             {
-                "label": row.plan.label,
-                "given": row.given,
-                "framework": row.plan.framework,
-                "stage": int(row.plan.stage),
-                "optimizer_on": row.plan.optimizer_on,
-                "params_on": row.plan.params_on,
-                "fits": row.fits if row.device_bytes else None,
-                "fits_host": row.fits_host,
-                "fits_nvme": row.fits_nvme,
+                "label": row.plan.label, "given": row.given, "framework": row.plan.framework,
+                "stage": int(row.plan.stage), "optimizer_on": row.plan.optimizer_on,
+                "params_on": row.plan.params_on, "fits": row.fits if row.device_bytes else None,
+                "fits_host": row.fits_host, "fits_nvme": row.fits_nvme,
                 "plain_bytes": row.memory.model_states,
                 "cluster_bytes": row.memory.model_states * setup.devices,
                 "unique_bytes": unique_state_bytes(plan.sizes_under_plan(setup, row.plan), row.plan)
@@ -234,7 +217,7 @@ def plan_as_json(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = Fals
         "settings": list(chosen.settings),
         "why": "; ".join(chosen.reasons),
         "ladder": [asdict(rung) for rung in _oom_ladder(setup, rows)],
-    }
+    }  # fmt: skip
 
 
 def step_seconds(row: plan.Row) -> dict[str, Any]:

@@ -158,25 +158,18 @@ def setup_from_model(options: argparse.Namespace) -> plan.Setup:
         note += (_lora_note(model, options.load_in),)
     model = part_of_model(replace(model, notes=(*model.notes, *note)), tensor, pipeline)
     return plan.Setup(
-        model=model,
-        plan=chosen,
-        device_bytes=device_bytes,
-        batch=batch,
-        micro_batch_given=micro is not None,
-        measured_activation_bytes=measured,
+        model=model, plan=chosen, device_bytes=device_bytes, batch=batch,
+        micro_batch_given=micro is not None, measured_activation_bytes=measured,
         measured_compute_bytes=4 if measured is not None else 0,  # it is traced in fp32
-        reserve=options.reserve,
-        host_bytes=parse_host_memory(options.host_memory),
+        reserve=options.reserve, host_bytes=parse_host_memory(options.host_memory),
         hosts=options.nodes or plan.hosts_of(chosen.ranks * tensor * pipeline),
         is_given=bool(options.config or options.framework) or options.stage is not None,
         nvme_bytes=parse_memory_size("--nvme", options.nvme) if options.nvme else None,
-        tensor=tensor,
-        pipeline=pipeline,
-        whole_numel=whole_numel,
+        tensor=tensor, pipeline=pipeline, whole_numel=whole_numel,
         frozen=tuple(map(read_model, options.reference)),
         generated_tokens=(options.rollout or 0) * (options.length or 2048),
         machine=machine_of_options(options, chosen.ranks * tensor * pipeline),
-    )
+    )  # fmt: skip
 
 
 def _built_model(
@@ -242,13 +235,10 @@ def _with_frozen_base(chosen: ShardPlan, *, is_chosen: bool) -> ShardPlan:
 
 def _given_batch(options: argparse.Namespace, micro: int | None) -> Batch:
     return Batch(
-        sequences=micro or 1,
-        length=options.length or 2048,
-        checkpointing=options.checkpointing,
-        fused_attention=not options.no_fused_attention,
-        fused_loss=options.fused_loss,
+        sequences=micro or 1, length=options.length or 2048, checkpointing=options.checkpointing,
+        fused_attention=not options.no_fused_attention, fused_loss=options.fused_loss,
         sequence_parallel=options.sequence_parallel,
-    )
+    )  # fmt: skip
 
 
 def _split_data_parallel(chosen: ShardPlan, model_ranks: int) -> ShardPlan:
@@ -480,17 +470,10 @@ def machine_of_options(options: argparse.Namespace, devices: int) -> Machine:
     if link is None and hosts == 1:
         link = host_link
     return Machine(
-        device=slowest,
-        efficiency=options.efficiency,
-        link=link,
-        within=host_link,
-        pcie=options.pcie,
-        host=options.host_bandwidth,
-        nvme=options.nvme_bandwidth,
-        ranks_per_host=-(-devices // hosts),
-        link_times=options.link,
-        late_ranks=options.straggler == "as-is",
-    )
+        device=slowest, efficiency=options.efficiency, link=link, within=host_link, pcie=options.pcie,
+        host=options.host_bandwidth, nvme=options.nvme_bandwidth, ranks_per_host=-(-devices // hosts),
+        link_times=options.link, late_ranks=options.straggler == "as-is",
+    )  # fmt: skip
 
 
 def calibrate_speeds(

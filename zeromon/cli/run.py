@@ -276,14 +276,9 @@ def _is_run_live(folder: Path) -> bool:
 
 def _write_description(folder: Path, command: list[str], *, job: str, steps: int) -> None:
     facts = {
-        "run": folder.name,
-        "command": command,
-        "job": job,
-        "steps": max(0, steps),
-        "started": time.time(),
-        "mono_ns": time.monotonic_ns(),
-        "pid": os.getpid(),
-    }
+        "run": folder.name, "command": command, "job": job, "steps": max(0, steps),
+        "started": time.time(), "mono_ns": time.monotonic_ns(), "pid": os.getpid(),
+    }  # fmt: skip
     if _is_one_of_many():  # the run ends with the last task
         del facts["pid"]
         facts["tasks"] = next((int(n) for n in map(os.environ.get, _TASKS) if n and n.isdigit()), 0)

@@ -200,15 +200,9 @@ def _compared_cell(
     differs = metric.differ(base, target)
     marked = differs and noise is not None and (low > noise or high < -noise)
     return replace(
-        cell,
-        difference=difference,
-        noise=noise,
-        low=low,
-        high=high,
-        marked=marked,
-        better=marked and (difference > 0) is metric.more_is_better,
-        doubtful=differs and not marked,
-    )
+        cell, difference=difference, noise=noise, low=low, high=high, marked=marked,
+        better=marked and (difference > 0) is metric.more_is_better, doubtful=differs and not marked,
+    )  # fmt: skip
 
 
 def _common_batch_key(m: RunFigures) -> tuple[object, ...]:
@@ -373,6 +367,9 @@ class _Contest:
                 f"{self._memory_lead(top, fast)}"
             )
         names = ", ".join(self.names[i] for i in sorted(fast))
+        if any(SPEED.differ(self.speeds[fast[0]], self.speeds[i]) for i in fast[1:]):
+            lost = "pauses use up the lead at the median step, or a lack of CPUs may explain it"
+            return None, f"take any of {names}: {lost}"
         return None, f"take any of {names}: neither speed nor memory differs significantly"
 
     def _rivals_in_memory(self, top: int, fast: Sequence[int]) -> list[int]:

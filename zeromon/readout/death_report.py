@@ -43,7 +43,9 @@ def deaths(run: RunSnapshot) -> str:
         is_repeated = details and explained_rank != rank.rank
         rows += [f"    like rank {explained_rank}"] if is_repeated else details
         rows += _memory_before_death(rank)
-    return "Deaths\n" + "\n".join(rows) if rows else ""
+    is_stopped = all(rank.status.stopped for rank in run.ranks if rank.rank in roles)
+    sender = ": the launcher, the scheduler or a user sent the signals" * is_stopped
+    return "\n".join((f"{'Ends' if is_stopped else 'Deaths'}{sender}", *rows)) if rows else ""
 
 
 def attempt_block(run: RunSnapshot) -> str:

@@ -11,7 +11,6 @@ from zeromon.base.units import (
     human_seconds,
     printable,
     signed,
-    wrap_paragraph,
 )
 from zeromon.readout import figures, ledger
 from zeromon.readout.answers import (
@@ -60,6 +59,7 @@ from zeromon.readout.text import (
     exposed_unknown,
     finding_text,
     joined_text,
+    leading_clauses,
     memory_unknown,
     resolved_texts,
     run_state,
@@ -195,31 +195,33 @@ def render_answers(
     *past*: all findings of the record, for the verdicts on the run over time.
     """
     judged, life = judge_run(run), life_of_run(run, past)
-    headline = _wrap_text(f"{SIGNS[judged.severity]} {judged.health}: {judged.cause}")
-    rows_shown = [f"run {run.run}: {run_state(run)}", headline]
+    cause = leading_clauses(judged.cause, _MAX_HEADLINE)
+    state = run_state(run)
+    state = leading_clauses(state, 0) if judged.cause in state else state
+    rows_shown = [f"run {run.run}: {state}", f"  {SIGNS[judged.severity]} {judged.health}: {cause}"]
     if len(life) > 1:
-        rows_shown.append(_wrap_text(life_text(life)))
+        rows_shown.append(f"  {life_text(life)}")
     rows_shown += [row for row in _fact_lines(run, annotation or About()) if row.startswith(_FACTS)]
     facts = [f"{value} {note[:6]}, {window_text(run)}{note[6:]}" for value, note in pace_facts(run)]
-    rows_shown += ["", f"What does a step wait for? {'; '.join(facts) or 'n/a: no step has ended yet'}"]
-    rows_shown += [_wrap_text(f"{value} {note}") for value, note in goodput_facts(run)]
+    rows_shown += ["", f"What does a step wait for? {'; '.join(facts) or 'n/a: no step has ended'}"]
+    rows_shown += [f"  {value} {note}" for value, note in goodput_facts(run)]
     for bar in step_bars(run):
         placement = f", {bar.placement}" if bar.placement else ""
-        rows_shown.append(_wrap_text(f"rank {bar.rank.rank}{placement}: {bar.text}"))
+        rows_shown.append(f"  rank {bar.rank.rank}{placement}: {bar.text}")
     rows_shown += ["", "What do I change?"]
     chosen = findings_to_act_on(run)
     for finding in chosen:
         rows = finding_lines(finding)
         is_in_verdict = finding is judged.finding
         if finding.remedy is None and is_in_verdict and (action := action_of(finding)):
-            rows = wrap_paragraph(f"{finding.code} {action}", 98, "  ", "  ")
-            if len(rows) > _MAX_ADVICE:
-                rows = [*rows[:_MAX_ADVICE], f"  ... zeromon rule {finding.code}"]
-        elif is_in_verdict:
-            rows = [f"  {finding.code}", *rows[1:]] if rows[1:] else rows
+            short_advice = leading_clauses(action, _MAX_ADVICE, ". ")
+            reference = f". See zeromon rule {finding.code}." * (short_advice != action)
+            rows = [f"  {finding.code} {short_advice}{reference}"]
+        elif is_in_verdict and rows[1:]:
+            rows = [f"  {finding.code} {rows[1].strip()}", *rows[2:]]
         rows_shown += rows
     if not chosen:
-        rows_shown.append("  nothing: no finding asks for it")
+        rows_shown.append(f"  {no_change_text(run)}")
     elif omitted := len(run.findings) - len(chosen):
         rows_shown.append(f"  and {omitted} more finding{'s' * (omitted != 1)}")
     server = f" --prometheus {run.origin}" if run.origin else ""
@@ -228,7 +230,15 @@ def render_answers(
 
 
 _FACTS = ("  command", "  tags", "  note", "  ranks", "  devices", "  duration")
-_MAX_ADVICE = 3
+
+
+def no_change_text(run: RunSnapshot) -> str:
+    """Why nothing should be changed, or why that is not known."""
+    return "nothing: no finding asks for it" if run.ranks else "n/a: no rank has reported"
+
+
+_MAX_HEADLINE, _MAX_ADVICE = 150, 240
+"""Characters: two and three lines of a narrow terminal."""
 
 
 def render_run(
@@ -270,9 +280,9 @@ def _fact_lines(run: RunSnapshot, annotation: About) -> list[str]:
     first_rank = run.ranks[0] if run.ranks else None
     rows: list[str] = []
     if annotation.tags:
-        rows.append(_wrap_text(f"tags      {printable(', '.join(annotation.tags))}"))
+        rows.append(f"  tags      {printable(', '.join(annotation.tags))}")
     if annotation.note:
-        rows.append(_wrap_text(f"note      {printable(annotation.note)}"))
+        rows.append(f"  note      {printable(annotation.note)}")
     if run.command:
         rows.append(f"  command   {' '.join(run.command)}")
     if run.revision:
@@ -283,13 +293,13 @@ def _fact_lines(run: RunSnapshot, annotation: About) -> list[str]:
         rows.append(f"  ranks     {ranks}, {first_rank.strategy}, {first_rank.device}")
         if first_rank.on_virtual_device:
             is_modelled = any(not step.idle for step in first_rank.steps.recent)
-            rows.append(_wrap_text(f"devices   modelled, {_MODELLED if is_modelled else _HOST_TIMES}"))
+            rows.append(f"  devices   modelled, {_MODELLED if is_modelled else _HOST_TIMES}")
     started = [rank for rank in run.ranks if rank.ledger.startup_seconds is not None]
     if started:
         longest = max(started, key=lambda rank: rank.ledger.startup_seconds or 0.0)
         stages = ledger.startup_parts_text(longest) or "imports, set-up, first batch"
         setup = f"{human_seconds(longest.ledger.startup_seconds)} until the first step: {stages}"
-        rows.append(_wrap_text(f"start-up  {setup}"))
+        rows.append(f"  start-up  {setup}")
     if joined := joined_text(run):
         rows.append(f"  watched   {joined.removeprefix('watched ')}")
     is_virtual = first_rank is not None and first_rank.on_virtual_device
@@ -320,15 +330,15 @@ def _rank_block(run: RunSnapshot) -> str:
     tail = f"\n  ... and {hidden} more ranks" if hidden > 0 else ""
     tail += "".join(f"\n  {row}" for row in map(check_text, _shown_ranks(run)) if row)
     tail += why_unknown(_shown_ranks(run))
-    tail += "\n" + _wrap_text(throughput_text(run))
+    tail += f"\n  {throughput_text(run)}"
     paces = [(paced.starved_ratio, rank) for rank in run.ranks if (paced := pace(rank)) is not None]
     if paces:
         _, slowest = max(paces, key=lambda pair: pair[0])
-        tail += "\n" + _wrap_text(f"rank {slowest.rank} is {pace_text(slowest)}")
+        tail += f"\n  rank {slowest.rank} is {pace_text(slowest)}"
     if progress := progress_text(run):
-        tail += "\n" + _wrap_text(progress)
+        tail += f"\n  {progress}"
     if (teller := figures.best_informed(run)) is not None:
-        tail += "\n" + _wrap_text(f"training, by rank {teller.rank}: {figures.training_text(teller)}")
+        tail += f"\n  training, by rank {teller.rank}: {figures.training_text(teller)}"
     return f"Steps (mean of the last {WINDOW} timed steps, excluding the first step)\n{rows}{tail}"
 
 
@@ -337,7 +347,7 @@ def why_unknown(ranks: Sequence[RankSnapshot]) -> str:
     gap = next(((rank, reason) for rank in ranks if (reason := exposed_unknown(rank))), None)
     if gap is None:
         return ""
-    return "\n" + _wrap_text(f"exposed communication of rank {gap[0].rank} is n/a: {gap[1]}")
+    return f"\n  exposed communication of rank {gap[0].rank} is n/a: {gap[1]}"
 
 
 def spread_block(run: RunSnapshot) -> str:
@@ -375,11 +385,7 @@ def phase_block(run: RunSnapshot) -> str:
     names = [name for name in PARTS if sums[name] or name in always]
     shares = [f"{PART_NAMES[name]} {human_ratio(sums[name] / total)}" for name in names if total]
     head = f"Where the time of a step goes (mean of the last {WINDOW} timed steps)"
-    return f"{head}\n{_wrap_text(', '.join(shares) or 'no step yet')}"
-
-
-def _wrap_text(paragraph: str) -> str:
-    return "\n".join(wrap_paragraph(paragraph, 98, "  ", "  "))
+    return f"{head}\n  {', '.join(shares) or 'no step yet'}"
 
 
 _SHOWN_SECONDS = 1.0
@@ -397,7 +403,7 @@ def _earlier_findings_block(run: RunSnapshot, findings: Iterable[Finding]) -> st
     """The findings that were over before the run was, without mere information; "" without any."""
     stood = {(finding.rule, finding.rank) for finding in run.findings}
     past = [f for f in findings if f.severity != Severity.INFO and (f.rule, f.rank) not in stood]
-    rows = [_wrap_text(f"{rule} {sentence}") for rule, sentence in resolved_texts(past)]
+    rows = [f"  {rule} {sentence}" for rule, sentence in resolved_texts(past)]
     return "\n".join(("Earlier findings", *rows)) if rows else ""
 
 

@@ -3,6 +3,7 @@
 A finding's own sentence stands with its rule. Names come from the run: a view cleans or escapes them.
 """
 
+import re
 import shlex
 import time
 from collections import Counter
@@ -433,11 +434,12 @@ def finding_text(finding: Finding) -> str:
     return f"{rank_prefix(finding.rank)}{finding.text}"
 
 
-def leading_clauses(sentence: str, width: int) -> str:
-    """The first clauses of *sentence*, which ``; `` divides, that fit *width*; at least one."""
-    while len(sentence) > width and "; " in sentence:
-        sentence = sentence.rpartition("; ")[0]
-    return sentence
+def leading_clauses(sentence: str, width: int, divider: str = "; ") -> str:
+    """The first clauses of *sentence* that fit *width*, at least one; parentheses stay whole."""
+    clauses = re.split(rf"{re.escape(divider)}(?![^(]*\))", sentence)
+    while len(clauses) > 1 and len(divider.join(clauses)) > width:
+        clauses.pop()
+    return divider.join(clauses)
 
 
 def clock(wall_time: float) -> str:
@@ -477,12 +479,12 @@ def straggler_sentence(late: Straggler) -> str:
     cost = f"{human_seconds(late.late_seconds)} per step ({human_ratio(late.share)})"
     reason = f"; {late.cause}" if late.cause else ""
     if late.whole_node:
-        return f"all its ranks come after all others, which wait {cost}{start}{reason}"
+        return f"all its ranks come after all others, which wait a median {cost}{start}{reason}"
     if not late.phases:
-        return f"late{start}; the others wait {cost}{reason}"
+        return f"late{start}; the others wait a median {cost}{reason}"
     phases = " and ".join(PART_NAMES.get(phase, phase) for phase in late.phases)
     longer = human_seconds(late.longer_seconds)
-    return f"late by {longer} per step ({phases}){start}; the others wait {cost}{reason}"
+    return f"late by {longer} per step ({phases}){start}; the others wait a median {cost}{reason}"
 
 
 # ---- the agent --------------------------------------------------------------------------------------

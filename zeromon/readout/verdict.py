@@ -337,12 +337,12 @@ class Verdict:
     @property
     def headline(self) -> str:
         """The cause up to its first semicolon."""
-        return self.cause.partition("; ")[0]
+        return text.leading_clauses(self.cause, 0)
 
     @property
     def detail(self) -> str:
         """The cause after its first semicolon; "" without one."""
-        return self.cause.partition("; ")[2]
+        return self.cause[len(self.headline) + 2 :]
 
     @property
     def text(self) -> str:

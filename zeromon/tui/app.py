@@ -452,7 +452,7 @@ class ZeromonApp(App[int]):
         self.push_screen(TextScreen("configuration", configuration_text))
 
     def action_report(self) -> None:
-        """Opens the report, as `zeromon report` prints it."""
+        """Opens the report, as `zeromon report --full` prints it."""
         past = self._known.last.past if self._known is not None else None
         self.push_screen(TextScreen("report", lambda model: render_run(model.run, past=past or ())))
 

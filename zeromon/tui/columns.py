@@ -189,16 +189,13 @@ def _parse_condition(condition: str) -> Test:
             return value is not None and compare(value, bound)
 
         return holds_for
-    return lambda rank: any(
-        condition in name.lower()
-        for name in (
-            rank.node,
-            rank.steps.unit,
-            rank.status.ended or rank.steps.phase,
-            rank.device,
-            rank.strategy,
-        )
-    )
+
+    def is_named(rank: RankSnapshot) -> bool:
+        state = rank.status.ended or rank.steps.phase
+        names = (rank.node, rank.steps.unit, state, rank.device, rank.strategy)
+        return any(condition in name.lower() for name in names)
+
+    return is_named
 
 
 # ---- how the user wants values to be shown -------------------------------------------------------

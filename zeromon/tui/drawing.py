@@ -11,7 +11,7 @@ from zeromon.readout.breakdown import PARTS, PHASES, RECORDED
 from zeromon.readout.text import exposed_part
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.step import LaneSpan, Stream
-from zeromon.tui.line import Line, Span, cells, fit, merge_equal_tones, pad_line
+from zeromon.tui.line import Line, Span, cells, fit, line_width, merge_equal_tones, pad_line
 
 TONES = ("", *PARTS, "hidden", "untimed")
 """The styles of half cells: a half cell holds an index into this; 0 is empty."""
@@ -557,11 +557,14 @@ _SIGNS = {0: "━ ", 1: "┉ ", 2: "╌ ", 4: "╍ ", 8: "╺ "}
 
 
 def draw_legend(plot: Plot, width: int) -> Line:
-    """Returns the names and newest values of the curves, in their styles."""
+    """Returns the names and newest values of the curves that fit, in their styles."""
     spans: Line = []
     unit = f" {plot.unit}" if plot.unit else ""
     for curve in plot.curves:
         value_text = f" {plot.axis(curve.points[-1][1]).strip()}{unit}" if curve.points else " -"
         label = curve.name + ("" if curve.tone == "forecast" else value_text)
-        spans += [(_SIGNS.get(curve.gap, "━ "), curve.tone), (label + "  ", "")]
+        gap = "  " * bool(spans)
+        if spans and line_width(spans) + cells(gap + label) + 2 > width:
+            break
+        spans += [(gap, ""), (_SIGNS.get(curve.gap, "━ "), curve.tone), (label, "")]
     return pad_line(spans, width)

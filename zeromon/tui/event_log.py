@@ -36,21 +36,26 @@ def events_between_snapshots(previous: RunSnapshot | None, run: RunSnapshot) -> 
         *_run_events(previous, run), *_rank_events(previous, run), *_finding_events(previous, run),
         *_capture_events(previous, run),
     ]  # fmt: skip
-    return [LogEntry(run.taken_wall, clean(message), tone) for message, tone in events]
+    return [LogEntry(run.taken_wall, clean(message), tone) for message, tone in dict.fromkeys(events)]
 
 
 def opening_entries(run: RunSnapshot, findings: Iterable[Finding]) -> tuple[LogEntry, ...]:
-    """The entries for a first snapshot; findings with their time where the record has it."""
+    """The entries for a first snapshot; findings with their time where the record has it.
+
+    A finding that the end of the run cut off did not go away.
+    """
     past, entries = list(findings), []
+    cut_off = {(f.rule, f.rank, f.came) for f in run.findings if run.ended}
     moved = {(f.rule, f.gone) for f in past} & {(f.rule, f.came) for f in past if _may_move(f)}
     for finding in past:
         if (finding.rule, finding.came) not in moved:
             entries.append((finding.came, _appeared_event(finding)))
-        if finding.gone is not None and (finding.rule, finding.gone) not in moved:
-            gone_wall = finding.gone
+        gone_wall = None if (finding.rule, finding.rank, finding.came) in cut_off else finding.gone
+        if gone_wall is not None and (finding.rule, gone_wall) not in moved:
             standing = (f for f in past if f.came < gone_wall and (f.gone is None or f.gone > gone_wall))
             entries.append((gone_wall, _vanished_event(finding, standing)))
-    recorded = [LogEntry(wall, clean(message), tone) for wall, (message, tone) in entries]
+    # Two ranks may end a finding in one sentence
+    recorded = [LogEntry(wall, clean(message), tone) for wall, (message, tone) in dict.fromkeys(entries)]
     # The record has the standing findings, too: the log would list them twice
     current = events_between_snapshots(None, replace(run, findings=()) if recorded else run)
     return tuple(sorted([*recorded, *current], key=lambda entry: entry.wall))
@@ -76,7 +81,8 @@ def _rank_events(previous: RunSnapshot | None, run: RunSnapshot) -> _Events:
     fresh = [rank for rank in run.ranks if rank.rank not in old]
     if fresh:
         verb = "watching" if previous is None else "new:"
-        yield f"{verb} {_rank_list(fresh)}, {fresh[0].strategy} on {run.node}", ""
+        strategy = f", {fresh[0].strategy}" * (fresh[0].strategy != "unknown")
+        yield f"{verb} {_rank_list(fresh)}{strategy} on {run.node}", ""
     ranks_by_fact: dict[str, list[RankSnapshot]] = {}
     for rank in run.ranks:
         # Most ranks have nothing to report

@@ -11,6 +11,8 @@ from functools import lru_cache
 
 from rich.cells import cell_len, set_cell_size
 
+from zeromon.base.units import GLUE, glue_units
+
 Span = tuple[str, str]
 """Text and style."""
 Line = list[Span]
@@ -25,7 +27,8 @@ def clean(text: str) -> str:
 
 @lru_cache(4096)
 def _replace_controls(text: str) -> str:
-    normalized = unicodedata.normalize("NFC", text)
+    # terminals differ in the width of a character with an emoji selector
+    normalized = unicodedata.normalize("NFC", text).replace("\ufe0f", "")
     return "".join("·" if unicodedata.category(c) in _UNSEEN else c for c in normalized)
 
 
@@ -100,10 +103,10 @@ def plain_text(spans: Iterable[Span]) -> str:
 
 
 def wrap_text(text: str, width: int, tone: str = "", indent: str = "") -> list[Line]:
-    """*text* broken at spaces into lines of at most *width* cells."""
+    """*text* broken at spaces into lines of at most *width* cells; a number keeps its unit."""
     space = max(8, width - cells(indent))
     rows, current = [], ""
-    for token in clean(text).split(" "):
+    for token in glue_units(clean(text)).split(" "):
         while cells(token) > space:  # a name longer than the line
             if current:
                 rows.append(current)
@@ -118,4 +121,4 @@ def wrap_text(text: str, width: int, tone: str = "", indent: str = "") -> list[L
             rows.append(current)
             joined = token
         current = joined
-    return [[(indent + row, tone)] for row in [*rows, current]]
+    return [[(indent + row.replace(GLUE, " "), tone)] for row in [*rows, current]]

@@ -14,7 +14,7 @@ from zeromon.snapshot.focus import highest_exposed_ratio, nearest_oom
 from zeromon.snapshot.levels import OOM
 from zeromon.snapshot.memory import Risk
 from zeromon.tui.columns import DisplayOptions
-from zeromon.tui.line import Line, clean, line_width
+from zeromon.tui.line import Line, clean, line_width, wrap_text
 
 _TONES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.INFO: "dim", None: "good"}
 
@@ -24,10 +24,11 @@ def head_line(run: RunSnapshot, width: int = 200) -> Line:
     judged = judge_run(run)
     tone = _TONES[judged.severity]
     spans: Line = [(" zeromon ", "badge"), (f" {clean(run.run)} ", "bold")]
-    spans += [
-        (f" {SIGNS[judged.severity]} {judged.health} ", tone),
-        (f"· {clean(state_beside(judged.health, run))}", ""),
-    ]
+    spans.append((f" {SIGNS[judged.severity]} {judged.health} ", tone))
+    state, state_width = clean(state_beside(judged.health, run)), width - line_width(spans) - 2
+    for divider in (", ", " after "):
+        state = leading_clauses(state, state_width, divider)
+    spans.append((f"· {state}", ""))
     if run.ranks:
         first_rank = run.ranks[0]
         fleet = run.fleet
@@ -54,7 +55,9 @@ def verdict_line(run: RunSnapshot, width: int = 200) -> Line:
     if len(sentence) + 3 > width and judged.short:
         sentence = clean(judged.short)
     sign = "·" if tone in ("good", "dim") else SIGNS[judged.severity]
-    return [(f" {sign} ", tone), (leading_clauses(sentence, width - 3), "" if tone == "good" else tone)]
+    for divider in ("; ", ", "):
+        sentence = leading_clauses(sentence, width - 3, divider)
+    return [(f" {sign} ", tone), (sentence, "" if tone == "good" else tone)]
 
 
 def level_and_cause(risk: Risk) -> str:
@@ -63,13 +66,11 @@ def level_and_cause(risk: Risk) -> str:
     return level if risk.cause == RiskCause.NONE else f"{level}, {risk.cause}"
 
 
-def risk_line(name: str, risk: Risk, tone: str) -> Line:
-    """A line about one memory: *name*, the risk, and its cause in *tone*."""
-    return [
-        (name, "dim"),
-        (human_ratio(risk.ratio), tone_of(risk.ratio, OOM)),
-        (f"  {level_and_cause(risk)}", tone),
-    ]
+def risk_lines(name: str, risk: Risk, tone: str, width: int) -> list[Line]:
+    """Lines of *width* about one memory: *name*, the risk, and its cause in *tone*."""
+    head: Line = [(name, "dim"), (f"{human_ratio(risk.ratio)}  ", tone_of(risk.ratio, OOM))]
+    head_row, *tail_rows = wrap_text(level_and_cause(risk), width - line_width(head), tone)
+    return [[*head, *head_row], *([(" " * line_width(head), ""), *row] for row in tail_rows)]
 
 
 def tokens_per_second(run: RunSnapshot, options: DisplayOptions) -> float | str:

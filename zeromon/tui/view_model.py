@@ -93,8 +93,8 @@ def draw_life(model: ViewModel, width: int) -> Line:
     if not model.life or width < 40:
         return []
     start_wall, end_wall = model.life[0].start_wall, model.life[-1].end_wall
-    verdict_names = ", ".join(dict.fromkeys(str(period.health) for period in model.life))
-    track = width - len(verdict_names) - 3
+    tones = {str(period.health): _LIFE_TONES[period.severity] for period in model.life}
+    track = width - len(", ".join(tones)) - 3
     spans: Line = [(" ", "")]
     drawn_cells = 0
     for period in model.life:
@@ -102,7 +102,9 @@ def draw_life(model: ViewModel, width: int) -> Line:
         sign = _LIFE_SIGNS[period.severity] if model.look.letters else "▬"
         spans.append((sign * (upto - drawn_cells), _LIFE_TONES[period.severity]))
         drawn_cells = upto
-    return [*spans, (f" {verdict_names}", "dim")]
+    for number, (verdict_name, tone) in enumerate(tones.items()):
+        spans += [("," * (number > 0) + " ", "dim"), (verdict_name, "dim" if tone == "faint" else tone)]
+    return spans
 
 
 _LIFE_SIGNS = {None: "-", Severity.INFO: ".", Severity.WARNING: "!", Severity.CRITICAL: "X"}

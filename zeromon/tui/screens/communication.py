@@ -155,23 +155,16 @@ def arrival_lines(
             rows += wrap_text(node_lost(node), width, "bad")
     for sentence in pipeline_lines(run)[:_MAX_PIPELINE_LINES]:
         rows += wrap_text(sentence, width, "dim")
-    timed = [
-        r
-        for r in ranks
-        if r.communication.late_seconds is not None or r.communication.wait_seconds is not None
-    ]
+    delays = [(r.communication.late_seconds, r.communication.wait_seconds) for r in ranks]
+    timed = [r for r, pair in zip(ranks, delays, strict=True) if pair != (None, None)]
     if not timed:
-        return [
-            *rows,
-            *wrap_text("no collective of two ranks of this node is matched yet", width, "dim"),
-        ]
+        unmatched = "no collective of two ranks of this node is matched yet"
+        return [*rows, *wrap_text(unmatched, width, "dim")]
     if len(run.ranks) <= 2 and run.fleet is None:  # the one waits for as long as the other is late
         return rows or wrap_text("no rank is late step after step", width, "dim")
     limit = max(1, height - len(rows) - 1)
     drawn = pick_latest_ranks(timed, limit)
-    scale = max(
-        max(r.communication.late_seconds or 0.0, r.communication.wait_seconds or 0.0) for r in drawn
-    )
+    scale = max(seconds or 0.0 for pair in delays for seconds in pair)
     bar = max(0, (width - 31) // 2)
     label = 7 if bar else 5
     head = (("late by", bar + 10, not bar), ("", 2, False), ("it waits", bar + 10, not bar))

@@ -8,7 +8,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 
 from zeromon.base.errors import ZeromonError
-from zeromon.diagnosis.rule import find_page
+from zeromon.diagnosis.rule import action_of, find_page
+from zeromon.readout.answers import findings_to_act_on
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.tables import FINDING_COLUMNS, MARKS
 from zeromon.snapshot import Finding
@@ -22,7 +23,7 @@ from zeromon.tui.widgets.table import Table
 
 
 class Findings(View):
-    """The most severe findings first; below them, the one under the cursor."""
+    """The findings to act on, then the others; below them, the one under the cursor."""
 
     FOCUS = "#findings"
     TAB = "findings"
@@ -83,9 +84,11 @@ class Findings(View):
 
 
 def _filtered_findings(model: ViewModel) -> list[Finding]:
-    """The findings of the run, and of the ranks that the filter selects."""
-    ranks = {rank.rank for rank in model.ranks}
-    return [f for f in model.run.findings if f.rank < 0 or f.rank in ranks or not model.rank_filter]
+    """The findings of the run and of the ranks that the filter selects, in the Overview's order."""
+    ranks, findings = {rank.rank for rank in model.ranks}, model.run.findings
+    chosen = findings_to_act_on(model.run, len(findings))
+    ordered = [*chosen, *(f for f in findings if f not in chosen)]
+    return [f for f in ordered if f.rank < 0 or f.rank in ranks or not model.rank_filter]
 
 
 def finding_page(finding: Finding, width: int) -> list[Line]:
@@ -99,12 +102,8 @@ def finding_page(finding: Finding, width: int) -> list[Line]:
     ]  # fmt: skip
     remedy = finding.remedy
     if remedy is None:
-        return [
-            *rows,
-            *wrap_text(
-                "No change of the configuration is known to help. Enter explains the rule.", width, "dim"
-            ),
-        ]
+        action = action_of(finding) or "No change of the configuration is known to help."
+        return [*rows, *wrap_text(action, width), [], [("Enter explains the rule", "dim")]]
     advice = remedy_text(remedy)
     rows += wrap_text(advice.cause, width)
     rows += [[], [(clean(advice.dialect), "bold"), ("   y copies", "dim")]]

@@ -17,8 +17,8 @@ from zeromon.tui.columns import DisplayOptions, TableExport
 from zeromon.tui.drawing import chart_drawer, draw_gauge
 from zeromon.tui.line import Line, clean, fit, text_tail, wrap_text
 from zeromon.tui.plots import plots_by_name
-from zeromon.tui.screens.view import View, why_no_rank
-from zeromon.tui.status_text import risk_line
+from zeromon.tui.screens.view import View
+from zeromon.tui.status_text import risk_lines
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Page, Panel
 
@@ -43,7 +43,7 @@ class Memory(View):
         """Draws all four parts."""
         rank = self._rank(model)
         if rank is None:
-            self._draw_nothing(model)
+            self.draw_no_rank(model)
             return
         options = model.look
         chart_panel = self.query_one("#over", Panel)
@@ -64,14 +64,6 @@ class Memory(View):
         page.border_title = f"rank {rank.rank}: allocator and host"
         page.show(lambda width: allocator_lines(rank, options, width))
 
-    def _draw_nothing(self, model: ViewModel) -> None:
-        """Clears the parts: what they show may be of another run."""
-        for panel in self.query(Panel).filter(".box"):
-            panel.show(lambda width, _h: wrap_text(why_no_rank(model), width, "dim"), "memory")
-        for page in self.query(Page):
-            page.border_title = ""
-            page.show(lambda width: wrap_text(why_no_rank(model), width, "dim"))
-
     def _rank(self, model: ViewModel) -> RankSnapshot | None:
         nearest = nearest_oom(model.ranks)
         return model.focus(nearest[0] if nearest else None)
@@ -79,11 +71,9 @@ class Memory(View):
     def sheet(self, model: ViewModel) -> TableExport[Any] | None:
         """The table of roles."""
         rank = self._rank(model)
-        return (
-            None
-            if rank is None
-            else TableExport(f"memory-rank{rank.rank}", ROLE_COLUMNS, role_lines(rank))
-        )
+        if rank is None:
+            return None
+        return TableExport(f"memory-rank{rank.rank}", ROLE_COLUMNS, role_lines(rank))
 
 
 def role_bars(rank: RankSnapshot, options: DisplayOptions, width: int) -> list[Line]:
@@ -138,20 +128,13 @@ def peaks_within_step(
     scale = max(unit.peak_allocated_bytes for unit in measured)
     names = [clean(unit.fqn) or "(root)" for unit in drawn]
     label = min(width // 2, max(map(len, names)) + 1)
-    return [
-        [
-            (fit(text_tail(name, label - 1), label), ""),
-            *draw_gauge(
-                unit.peak_allocated_bytes,
-                scale,
-                max(4, width - label - 11),
-                "s0",
-                letters=options.letters,
-            ),
-            (fit(human_bytes(unit.peak_allocated_bytes), 11, right=True), ""),
-        ]
-        for name, unit in zip(names, drawn, strict=True)
-    ]
+    rows: list[Line] = []
+    for name, unit in zip(names, drawn, strict=True):
+        nbytes, bar_width = unit.peak_allocated_bytes, max(4, width - label - 11)
+        bar = draw_gauge(nbytes, scale, bar_width, "s0", letters=options.letters)
+        size = (fit(human_bytes(nbytes), 11, right=True), "")
+        rows.append([(fit(text_tail(name, label - 1), label), ""), *bar, size])
+    return rows
 
 
 def _highest_units(units: Sequence[UnitRow], limit: int) -> list[UnitRow]:
@@ -176,9 +159,8 @@ def allocator_lines(rank: RankSnapshot, options: DisplayOptions, width: int) -> 
             ("reserved", memory.reserved_bytes, "s1"),
         ):  # fmt: skip
             bar = draw_gauge(max(0, nbytes), scale, max(4, width - 26), tone, letters=options.letters)
-            rows.append(
-                [(fit(name, 15), "dim"), *bar, (fit(human_bytes(nbytes), 11, right=True), "bold")]
-            )
+            size = (fit(human_bytes(nbytes), 11, right=True), "bold")
+            rows.append([(fit(name, 15), "dim"), *bar, size])
         slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
         share = slack / memory.reserved_bytes if memory.reserved_bytes > 0 else None
         split = memory.inactive_split_bytes
@@ -187,8 +169,7 @@ def allocator_lines(rank: RankSnapshot, options: DisplayOptions, width: int) -> 
             _fact_row("capacity", human_bytes(memory.capacity_bytes)),
             _fact_row("headroom", human_bytes(memory.headroom_bytes)),
             _fact_row(
-                "fragmentation",
-                f"{human_bytes(slack)} reserved and not allocated ({human_ratio(share)})",
+                "fragmentation", f"{human_bytes(slack)} reserved, not allocated ({human_ratio(share)})"
             ),
             _fact_row("split blocks", f"{human_bytes(split)} inactive ({human_ratio(ratio)})"),
             _fact_row("retries", human_count(memory.retries), "warn" if memory.retries > 0 else ""),
@@ -204,7 +185,9 @@ def allocator_lines(rank: RankSnapshot, options: DisplayOptions, width: int) -> 
             message += f", largest block in the cache {human_bytes(oom.largest_block_bytes)}"
         rows += wrap_text(message, width, "bad")
     rows += [[], *_host_lines(rank)]
-    return [*rows, *(risk_line(fit(f"{r.pool} risk", 15), r, "dim") for r in rank.memory.risks)]
+    for risk in rank.memory.risks:
+        rows += risk_lines(fit(f"{risk.pool} risk", 15), risk, "dim", width)
+    return rows
 
 
 def _host_lines(rank: RankSnapshot) -> list[Line]:
@@ -214,10 +197,8 @@ def _host_lines(rank: RankSnapshot) -> list[Line]:
     ]
     host = rank.memory.host
     if host is not None and host.limit_bytes >= 0:
-        rows.append(
-            _fact_row("cgroup", f"{human_bytes(host.usage_bytes)} of {human_bytes(host.limit_bytes)}")
-        )
-        rows.append(_fact_row("headroom", human_bytes(host.headroom_bytes)))
+        use = f"{human_bytes(host.usage_bytes)} of {human_bytes(host.limit_bytes)}"
+        rows += [_fact_row("cgroup", use), _fact_row("headroom", human_bytes(host.headroom_bytes))]
     rows.append(_fact_row("node available", human_bytes(rank.memory.host_available_bytes)))
     if host is not None and host.oom_kills > 0:
         rows.append(_fact_row("OOM kills", human_count(host.oom_kills), "bad"))

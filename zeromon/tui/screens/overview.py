@@ -1,5 +1,6 @@
 """The run at a glance: its life, what a step waits for, what to change, step time and memory."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ from zeromon.readout.answers import Kind, StepBar, memory_answer
 from zeromon.readout.breakdown import PART_NAMES
 from zeromon.readout.figures import SPREAD_HEADS, spread_rows
 from zeromon.readout.remedy import effect_text, remedy_text
+from zeromon.readout.report import no_change_text
 from zeromon.readout.tables import MARKS, RANK_COLUMNS
-from zeromon.readout.text import finding_text, notes_of
+from zeromon.readout.text import finding_text, leading_clauses, notes_of
 from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.tui import status_text
@@ -26,7 +28,7 @@ from zeromon.tui.screens.view import View
 from zeromon.tui.view_model import ViewModel, draw_life
 from zeromon.tui.widgets.panel import Panel
 
-_AXIS, _MAX_CHANGE_LINES = 7, 3
+_AXIS = 7
 _GAP = "  "
 
 
@@ -58,12 +60,13 @@ class Overview(View):
             if spec.overview:
                 chart = plot_of(spec, model.ranks, model.trends, options, columns, model.mark_steps)
                 title = f"{chart.title}, {chart.a_step}" if chart.a_step else chart.title
-                title = f"Out of memory? {memory_answer(model.run)}" if spec.pool else title
+                if spec.pool:
+                    answer = memory_answer(model.run)
+                    short_answer = re.split("[,:]", answer)[0] if len(answer) > columns - 11 else answer
+                    title = f"Out of memory? {short_answer}"
                 self.query_one(f"#chart-{spec.name}", Panel).show(chart_drawer(chart.plot), title)
-        limit = 3 if height >= 30 else 2
-        news = self.query_one("#news", Panel)
-        room = news.size.width - 2 if height >= 30 and news.size.width else 0
-        rows = [*note_lines(model.run), *change_lines(model.run, limit, room)]
+        news, max_rows = self.query_one("#news", Panel), 5 if height >= 30 else 2
+        rows = [*note_lines(model.run), *change_lines(model.run, max_rows, news.size.width - 2)]
         news.styles.height = len(rows) + 2
         news.show(lambda width, _h: [cut_line(row, width) for row in rows])
 
@@ -124,19 +127,13 @@ def waits_lines(
         time = (fit(human_seconds(bar.seconds), 10, right=True), "bold")
         rows.append([(fit(name, label), "bold"), *bar_spans, time])
         if with_text:
-            rows.append([(fit("", label), ""), (_whole_parts(clean(bar.text), width - label), "dim")])
+            shares = leading_clauses(clean(bar.text), width - label, ", ")
+            rows.append([(fit("", label), ""), (shares, "dim")])
     if not with_text or options.letters:
         kinds = dict.fromkeys(segment.kind for bar in bars for segment in bar.segments)
         names = {tone: str(kind) for kind, tone in _TONES_OF_KINDS.items()} | {"other": "own code"}
         rows.append(_join_legend([_TONES_OF_KINDS[kind] for kind in kinds], options, names))
     return [cut_line(row, width) for row in rows]
-
-
-def _whole_parts(shares: str, width: int) -> str:
-    """The first of *shares*, which commas divide, that fit *width*."""
-    while len(shares) > width and ", " in shares:
-        shares = shares.rpartition(", ")[0]
-    return shares
 
 
 _SHORT_NAMES = {"exposed": "exposed", "hidden": "hidden", "data_wait": "data"}
@@ -165,39 +162,49 @@ def note_lines(run: RunSnapshot) -> list[Line]:
     return [[(" ! ", "warn"), (clean(note), "warn")] for note in notes_of(run)]
 
 
-def change_lines(run: RunSnapshot, limit: int, width: int = 0) -> list[Line]:
-    """The first finding's change, in lines of *width* where that is given; of the next the problem."""
-    chosen, judged_finding = answers.findings_to_act_on(run, limit), judge_run(run).finding
-    rows: list[Line] = [] if chosen else [[("nothing: no finding asks for it", "dim")]]
+def change_lines(run: RunSnapshot, max_rows: int, width: int) -> list[Line]:
+    """The first finding's change, of the next the problem, in *max_rows* lines; then how many follow."""
+    chosen, judged_finding = answers.findings_to_act_on(run, 3), judge_run(run).finding
+    rows: list[Line] = [] if chosen else [[(no_change_text(run), "dim")]]
+    shown_count = 0
     for finding in chosen:
+        if len(rows) >= max_rows:
+            break
+        shown_count += 1
         sign, tone = MARKS[finding.severity]
         effect = f"[{gain}] " if (gain := effect_text(finding.remedy)) else ""
-        is_change = finding is judged_finding or not rows
-        sentence = _change_of(finding) if is_change else clean(finding_text(finding))
         head: Line = [(f"{sign:>2} ", tone), (f"{clean(finding.code)} ", "bold"), (effect, "good")]
+        if finding is not judged_finding and shown_count > 1:
+            rows.append([*head, (clean(finding_text(finding)), tone)])
+            continue
         indent = line_width(head)
-        wrapped = wrap_text(sentence, width - indent) if width and is_change else []
-        rows.append([*head, *(wrapped[0] if wrapped else [(sentence, "" if is_change else tone)])])
-        rows += [[(" " * indent, ""), *row] for row in wrapped[1:_MAX_CHANGE_LINES]]
-    omitted = len(run.findings) - len(chosen)
+        head_row, *tail_rows = [
+            row for change in _change_of(finding) for row in wrap_text(change, width - indent)
+        ]
+        rows.append([*head, *head_row])
+        rows += [[(" " * indent, ""), *row] for row in tail_rows[: min(3, max_rows) - 1]]
+        if len(tail_rows) >= min(3, max_rows):
+            rows[-1].append((" …", ""))
+    omitted = len(run.findings) - shown_count
     if omitted > 0:
-        noun = f"finding{'s' * (omitted > 1)}: key 6"
-        rows.append([(f"   {'and ' * bool(chosen)}{human_count(omitted)} more {noun}", "dim")])
+        count = f"   and {human_count(omitted)} more" if chosen else human_count(omitted)
+        rows.append([(f"{count} finding{'s' * (omitted > 1)}: key 6", "dim")])
     return rows
 
 
-def _change_of(finding: Finding) -> str:
+def _change_of(finding: Finding) -> list[str]:
     """The lines that the change of *finding* adds, else what the rule's page advises."""
     diff = () if finding.remedy is None else remedy_text(finding.remedy).diff
     added_lines = [clean(diff_line.text.strip()) for diff_line in diff if diff_line.kind == "added"]
-    return "  ".join(added_lines) or clean(action_of(finding)) or clean(finding_text(finding))
+    return added_lines or [clean(action_of(finding)) or clean(finding_text(finding))]
 
 
-def finding_lines(findings: Sequence[Finding]) -> list[Line]:
-    """The findings, one per line."""
+def finding_lines(findings: Sequence[Finding], width: int) -> list[Line]:
+    """The findings, one per line, each in the clauses that fit."""
     rows: list[Line] = []
     for finding in findings:
         sign, tone = MARKS[finding.severity]
-        code, sentence = clean(finding.code), clean(finding_text(finding))
-        rows.append([(f"{sign:>2} ", tone), (f"{code} ", "bold"), (sentence, tone)])
+        head: Line = [(f"{sign:>2} ", tone), (f"{clean(finding.code)} ", "bold")]
+        sentence = leading_clauses(clean(finding_text(finding)), width - line_width(head))
+        rows.append([*head, (sentence, tone)])
     return rows

@@ -33,12 +33,12 @@ from zeromon.tui.line import Line, cells, clean, line_width, wrap_text
 from zeromon.tui.plots import plots_by_name
 from zeromon.tui.screens.overview import finding_lines, waits_lines
 from zeromon.tui.screens.text import lines_of_report
-from zeromon.tui.screens.view import View, why_no_rank
-from zeromon.tui.status_text import risk_line
+from zeromon.tui.screens.view import View
+from zeromon.tui.status_text import risk_lines
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Page, Panel
 
-_AXIS = 7
+_AXIS, _MIN_CHART_WIDTH = 7, 26
 
 
 class RankView(View):
@@ -60,14 +60,15 @@ class RankView(View):
         """Draws the charts and the text."""
         rank = model.focus()
         if rank is None:
-            self._draw_nothing(model)
+            self.draw_no_rank(model)
             return
         options = model.look
         columns = max(1, self.query_one("#rank-charts Panel", Panel).size.width - _AXIS)
         plots = plots_by_name((rank,), model.trends, options, columns, model.mark_steps)
+        chart_names = list(plots)[: self.size.width // _MIN_CHART_WIDTH]
         for name in charts.list_names():
             panel = self.query_one(f"#rank-{name}", Panel)
-            panel.display = name in plots
+            panel.display = name in chart_names
             if chart := plots.get(name):
                 panel.show(chart_drawer(chart.plot), chart.title)
         page = self.query_one(Page)
@@ -75,22 +76,13 @@ class RankView(View):
         page.border_subtitle = "esc: back   \\[ ]: other ranks"
         page.show(lambda width: rank_page(model.run, rank, options, width))
 
-    def _draw_nothing(self, model: ViewModel) -> None:
-        """Clears the parts: what they show may be of another run."""
-        for panel in self.query_one("#rank-charts").query(Panel):
-            panel.show(lambda _width, _h: [])
-        page = self.query_one(Page)
-        page.border_title = ""
-        page.show(lambda width: wrap_text(why_no_rank(model), width, "dim"))
-
     def sheet(self, model: ViewModel) -> TableExport[Any] | None:
         """The steps of the rank."""
         rank = model.focus()
         if rank is None:
             return None
-        return TableExport(
-            f"rank{rank.rank}", STEP_COLUMNS, [RankStep(rank.rank, step) for step in rank.steps.recent]
-        )
+        rows = [RankStep(rank.rank, step) for step in rank.steps.recent]
+        return TableExport(f"rank{rank.rank}", STEP_COLUMNS, rows)
 
 
 def rank_page(run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, width: int) -> list[Line]:
@@ -136,11 +128,12 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, wid
         waits = f"{human_ratio(rank.machine.pressure.cpu_wait_ratio)} of its time waiting for a CPU"
         pages = f"{rank.machine.pressure.major_faults_per_second:.0f}/s"
         rows += _pairs(width, ("host", waits), ("pages from disk", pages))
-    rows += [risk_line(f"{risk.pool} risk  ", risk, "") for risk in rank.memory.risks]
+    for risk in rank.memory.risks:
+        rows += risk_lines(f"{risk.pool} risk  ", risk, "", width)
     rows += _waiting_rank_lines(run, rank, width)
     findings = [finding for finding in run.findings if finding.rank == rank.rank]
     if findings:
-        rows += [[], [("findings", "bold")], *finding_lines(findings)]
+        rows += [[], [("findings", "bold")], *finding_lines(findings, width)]
     return [*rows, *_report_sections(replace(run, ranks=(rank,)), width)]
 
 

@@ -80,7 +80,7 @@ class Ranks(View):
     FOCUS = "#ranks"
     TAB = "ranks"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("h", "figure", "Heat map of"),
+        Binding("h", "figure", "Heat map figure"),
         Binding("n", "nodes", "Nodes or ranks of a large run", show=False),
     ]
 

@@ -24,7 +24,7 @@ _LABEL = 10
 _STEPS_AT_FIRST = 12
 _MAX_LANE_ROWS = 3
 _MIN_PAUSE_SECONDS = 0.9
-_NOTE = "True times of steps, shares of phases; ? not timed (enter: collectives)"
+_NOTE = "Within a step, the parts are drawn as shares; enter shows their times; ? not timed"
 
 
 class Lanes(TimeAxis):
@@ -56,11 +56,8 @@ class Lanes(TimeAxis):
         """Draws the steps now."""
         self._model = model
         span = human_seconds(self.shown_seconds())
-        position = (
-            "to the newest step"
-            if not self.back
-            else f"until {human_seconds(self.back)} before the newest"
-        )
+        until = f"until {human_seconds(self.back)} before the newest"
+        position = until if self.back else "to the newest step"
         self.show(self._lines, f"timeline: {span}, {position}")
 
     def redraw(self) -> None:
@@ -77,10 +74,10 @@ class Lanes(TimeAxis):
     def extent(self) -> tuple[int, int] | None:
         """From the first to the last step of the snapshot."""
         ranks = self._model.ranks if self._model is not None else ()
-        bounds = [
-            (r.steps.recent[0].start_ns, r.steps.recent[-1].end_ns) for r in ranks if r.steps.recent
-        ]
-        return (min(k[0] for k in bounds), max(k[1] for k in bounds)) if bounds else None
+        recent = [rank.steps.recent for rank in ranks if rank.steps.recent]
+        return (
+            (min(s[0].start_ns for s in recent), max(s[-1].end_ns for s in recent)) if recent else None
+        )
 
     def count(self) -> int:
         """The number of ranks."""
@@ -124,14 +121,8 @@ def _steps_legend(
     options: DisplayOptions, ranks: Sequence[RankSnapshot], start: int, stop: int, width: int
 ) -> Line:
     """The parts of the steps that are shown, and the usual ones."""
-    drawn = {
-        name
-        for rank in ranks
-        for step in rank.steps.recent
-        if step.end_ns > start and step.start_ns < stop
-        for name, size in step_parts(step).items()
-        if size
-    }
+    steps = (s for r in ranks for s in r.steps.recent if s.end_ns > start and s.start_ns < stop)
+    drawn = {name for step in steps for name, size in step_parts(step).items() if size}
     names = [name for name in PARTS if name in drawn or (name in USUAL and name != "exposed")]
     return legend_of_parts([*names, "hidden"], options, width)
 

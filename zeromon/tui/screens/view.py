@@ -21,9 +21,9 @@ from zeromon.sources.base import Source
 from zeromon.tui import status_text
 from zeromon.tui.columns import TableExport
 from zeromon.tui.feed import RunChoice
-from zeromon.tui.line import Line, join_at_ends, line_width
+from zeromon.tui.line import Line, join_at_ends, line_width, wrap_text
 from zeromon.tui.view_model import ViewModel, draw_scrubber, status_line
-from zeromon.tui.widgets.panel import Keys, Panel
+from zeromon.tui.widgets.panel import Keys, Page, Panel
 from zeromon.tui.widgets.table import Table
 
 TABS = ("overview", "memory", "communication", "timeline", "ranks", "findings", "logs")
@@ -155,6 +155,17 @@ class View(Screen[None]):
             panel.set_class(model.paused or model.replay, "-shown")
             panel.show(lambda width, _h: [draw_scrubber(model, width)])
             self.draw(model)
+
+    def draw_no_rank(self, model: ViewModel) -> None:
+        """Says in each part why no rank is shown: the part may show one of another run."""
+
+        def reason_lines(width: int, _height: int = 0) -> list[Line]:
+            return wrap_text(why_no_rank(model), width, "dim")
+
+        for box in self.query(".box"):
+            if isinstance(box, Panel | Page):
+                box.border_title = ""
+                box.show(reason_lines)
 
     def show_snapshot_age(self) -> None:
         """Draws the first line: which run it is, and how old its snapshot is."""
@@ -290,8 +301,10 @@ class Prompt(ModalScreen["str | None"]):
 
 RUNS: Columns[RunChoice] = (
     Column("run", lambda r: r.run, TEXT, 28, tone="bold"),
-    Column("state", lambda r: r.state, TEXT, 22, tone=lambda _, r: "" if r.address else "dim"),
-    Column("command", lambda r: r.command, TEXT, 20, 1, tone="dim", grows=True),
+    Column(
+        "state", lambda r: r.state, TEXT, 31, tone=lambda _, r: "" if r.address else "dim", grows=True
+    ),
+    Column("command", lambda r: r.command, TEXT, 60, 1, tone="dim", ends=True),
 )
 
 
@@ -341,17 +354,10 @@ class ColumnChooser(TableDialog[None]):
     def __init__(self, of: Table[Any]) -> None:
         self._of = of
         columns: Columns[Column[Any]] = (
-            Column(
-                "shown",
-                lambda c: c.name in of.hidden,
-                TEXT,
-                7,
-                show=lambda c: "" if c.name in of.hidden else "x",
-                tone="accent",
-                left=False,
-            ),
+            Column("shown", lambda c: c.name in of.hidden, TEXT, 7, tone="accent", left=False,
+                   show=lambda c: "" if c.name in of.hidden else "x"),
             Column("column", lambda c: c.name, TEXT, 20, tone="bold", grows=True),
-        )
+        )  # fmt: skip
         table = Table(columns, lambda column: column.name, id="columns", classes="")
         super().__init__("columns", "enter: show or hide   esc: close", table, of.columns)
 

@@ -75,18 +75,10 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         """The user opened a row."""
 
     def __init__(
-        self,
-        columns: Columns[Row],
-        key: Callable[[Row], Hashable],
-        *,
-        id: str,
-        order: str = "",
-        down: bool = False,
-        title: str = "",
-        empty: str = "nothing to show",
-        opens: bool = True,
+        self, columns: Columns[Row], key: Callable[[Row], Hashable], *, id: str, order: str = "",
+        down: bool = False, title: str = "", empty: str = "nothing to show", opens: bool = True,
         classes: str = "box",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(id=id, classes=classes)
         if title:
             self.border_title = title
