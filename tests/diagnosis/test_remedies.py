@@ -338,3 +338,34 @@ def test_engines_that_pile_up_are_destroyed(living: int, grown: int, diff: str) 
                 capacity_bytes=20 * GIB, growth_bytes_per_step=11.0 * MIB, grown_bytes=GIB)  # fmt: skip
     (found_diff,) = remedies(one(engines=engines, roles=(state,), risks=(leak,)), "oom_risk")
     assert diff in found_diff
+
+
+@pytest.mark.parametrize(
+    ("trains", "waits", "workers", "cpus", "low", "high"),
+    [
+        (0.020, 0.180, 0, 16, 0.0775, 0.1705),  # measured: 158 ms, examples/slow_loader.py
+        (0.0084, 0.1716, 0, 2, 0.0042, 0.151),  # measured: 135 ms; a worker that computes hides 8.4 ms
+        (0.120, 0.080, 0, 16, 0.040, 0.088),  # four workers hide all of it
+        (0.120, 0.080, 4, 16, 0.024, 0.080),
+        (0.020, 0.060, 4, 2, 0.0, 0.040),  # a step as long as its batch: half
+    ],
+)
+def test_what_workers_gain_is_a_step_as_long_as_its_training_or_its_batch(
+    trains: float, waits: float, workers: int, cpus: int, low: float, high: float
+) -> None:
+    train_ns, wait_ns = round(trains * 1e9), round(waits * 1e9)
+    phase_ns = [0] * len(Phase)
+    phase_ns[Phase.FORWARD], phase_ns[Phase.DATA_WAIT] = train_ns, wait_ns
+    step = summary(
+        1, start_ns=0, end_ns=train_ns + wait_ns, phase_ns=tuple(phase_ns), communication_ns=0,
+        exposed_ns=0,
+    )  # fmt: skip
+    loading = made_in((trains + waits) * max(1, workers) * 1.01)
+    snapshot = one(
+        recent=(step,) * 30, loader={"num_workers": workers}, loading=loading,
+        pressure=short_of_cpus(0.0, cpus=cpus),
+    )  # fmt: skip
+    finding = found(snapshot, "data_wait")
+    assert finding is not None and finding.remedy is not None
+    gains = finding.remedy.gain_low_seconds, finding.remedy.gain_high_seconds
+    assert gains == pytest.approx((low, high), rel=0.01)

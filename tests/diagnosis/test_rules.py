@@ -18,6 +18,7 @@ from evidence import (
     SILENT,
     TINY,
     TRIED,
+    WAITING,
     found,
     fp16,
     offloading,
@@ -371,6 +372,10 @@ def test_fewer_workers_are_advised_where_they_are_what_takes_the_cpus() -> None:
     finding = found(changed(FIRES["cpu_starved"], loader={"num_workers": 8}), "cpu_starved")
     assert finding is not None and finding.remedy is not None
     assert finding.remedy.diff.splitlines()[1] == "+ DataLoader(data, num_workers=3)"
+    waiting = changed(FIRES["cpu_starved"], loader={"num_workers": 8}, recent=WAITING * 30)
+    finding = found(waiting, "cpu_starved")  # they may sleep while they read, and the steps need them
+    assert finding is not None and finding.remedy is not None
+    assert finding.remedy.diff == "+ OMP_NUM_THREADS=4"
     plain = found(FIRES["cpu_starved"], "cpu_starved")
     assert plain is not None and plain.remedy is not None
     assert plain.remedy.diff == "+ OMP_NUM_THREADS=4"

@@ -18,8 +18,8 @@ from zeromon.snapshot.step import LoadingRow
 
 _MIN_WAIT_SHARE = 0.10
 _FIRST_WORKERS = 4
-_WITH_WORKERS = Gain(0.5, 1.0)
-"""Shares of the hideable time, with the first workers. Measured: 0.99 (docs/evidence/accuracy.md)."""
+_WITH_WORKERS = Gain(0.5, 1.1)
+"""Shares of the time that workers hide. Measured: 0.99 (docs/evidence/accuracy.md) to 1.03."""
 _WITH_MORE_WORKERS = Gain(0.3, 1.0)
 """Shares with twice as many workers. An estimate, not measured: the storage may be the limit."""
 
@@ -40,7 +40,7 @@ def data_wait(run: RunSnapshot) -> Iterable[Match]:
         f"{human_seconds(waits)} per step ({human_ratio(share)}) wait for the next batch"
         f"{prepared}{_main_batch_part(rank.training.loading)}",
         rank.rank,
-        _more_workers(rank, waits) if _too_few_workers(rank) else None,
+        _more_workers(rank, len(run.ranks), waits) if _too_few_workers(rank) else None,
         # Without workers the rank makes its batches itself: only its own lack of CPUs explains the wait
         waits=Waits(share, AVOIDABLE, ANY if workers else rank.rank),
     )
@@ -83,11 +83,18 @@ def _waits_for_new_workers(rank: RankSnapshot) -> bool:
     return bool(keeps_up and shares and statistics.median(shares) < _MIN_WAIT_SHARE)
 
 
-def _more_workers(rank: RankSnapshot, waits: float) -> Remedy:
+def _more_workers(rank: RankSnapshot, ranks: int, waits: float) -> Remedy:
     workers = rank.config.loader.get("num_workers", 0)
-    # with n workers a batch is ready every waits / n, while the step computes
-    hideable = waits / 2 if workers else min(waits, _trains_seconds(rank) * _FIRST_WORKERS)
-    gain, count = _WITH_MORE_WORKERS if workers else _WITH_WORKERS, 2 * workers or _FIRST_WORKERS
+    shares, count = _WITH_MORE_WORKERS if workers else _WITH_WORKERS, 2 * workers or _FIRST_WORKERS
+    pressure, trains = rank.machine.pressure, _trains_seconds(rank)
+    worker_seconds = (trains + waits) * workers or waits  # of one worker for one batch
+
+    def shorter(working: float) -> float:
+        # A step is as long as what it trains, or as its batch takes
+        return max(0.0, trains + waits - max(trains, worker_seconds / working))
+
+    # Workers that read wait for storage; those that compute need a CPU each, beside the rank's
+    cpus = count if pressure is None or not pressure.cpus else max(1.0, pressure.cpus / ranks - 1)
     return Remedy(
         cause=(
             "the workers do not keep up" if workers else "the training process makes its batches itself"
@@ -96,7 +103,8 @@ def _more_workers(rank: RankSnapshot, waits: float) -> Remedy:
         dialect=ConfigFormat.DATA_LOADER,
         diff=f"- DataLoader(data, num_workers={workers})\n"
         f"+ DataLoader(data, num_workers={count}, persistent_workers=True)",
-        **gain.seconds(hideable),
+        gain_low_seconds=shares.low * shorter(min(count, cpus)),
+        gain_high_seconds=shares.high * shorter(count),
         price=f"{count} processes a rank, and their memory",
         takes=Pool.HOST,
     )
@@ -183,8 +191,10 @@ def _fewer_threads(rank: RankSnapshot, ranks: int, cpus: float) -> Remedy | None
     """
     workers = rank.config.loader.get("num_workers", 0)
     threads = max(1, int(cpus // ranks))
-    # The second part: else the remedy would advise as many workers as there are
+    # The second part: else the remedy would advise as many workers as there are. The third: workers
+    # that sleep while they read use no CPU, and the steps need them all
     fewer = workers * ranks >= max(1.0, cpus) and workers > max(1, threads - 1)
+    fewer = fewer and phase_time(rank, Phase.DATA_WAIT)[1] < _MIN_WAIT_SHARE
     if not fewer and rank.config.process.get("threads", 0) <= threads:
         return None
     form, diff = _limited_threads(rank, threads)
