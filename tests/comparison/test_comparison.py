@@ -714,6 +714,17 @@ def test_a_neighbour_that_comes_and_goes_is_told_by_the_quickest_steps() -> None
     assert slower.row("step_time").cells[1].marked and not slower.columns[1].doubt
 
 
+@pytest.mark.parametrize("quick", [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+@pytest.mark.parametrize("lacks", [0.0, 0.3, 0.5, 0.6])
+def test_a_time_and_its_inverse_have_the_same_mark(quick: float, lacks: float) -> None:
+    """Bursts: the mean halves, the quickest steps show some of it."""
+    bursts = [0.3 if number % 10 < 3 else 0.05 for number in range(200)]
+    steady = [0.05 * quick if number % 5 == 0 else 0.06 for number in range(200)]
+    both = compare([[on(lacks, bursts, "old")], [on(0.0, steady)]])
+    mean, rate = (both.row(name).cells[1] for name in ("mean_step_time", "steps_per_second"))
+    assert (mean.marked, mean.doubtful) == (rate.marked, rate.doubtful)
+
+
 def test_shares_of_time_are_bounded_by_the_lack_too() -> None:
     """20 % of a step is exposed, and ranks lacked CPUs for 30 %: nothing of it may remain."""
     quiet, starved = (

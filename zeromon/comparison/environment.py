@@ -1,5 +1,6 @@
 """In which environment each run ran: commit, command, driver, packages, variables. Pure."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,10 +123,11 @@ def _options_with_values(arguments: Sequence[str]) -> list[str]:
 REPEATS = 3
 """From so many repeats on their spread shows what the machine does."""
 _QUICK = 0.5
-"""A difference is doubtful where the quickest steps show less than this part of it."""
+"""A difference is doubtful where the quickest steps show less than this part of it, as logarithms: so a
+time and its inverse are judged alike."""
 _MIN_STEPS = 40
 _NOT_OF_TIME = frozenset(("headroom",))
-_WHOLE_STEPS = frozenset(("step_time",))
+_WHOLE_STEPS = frozenset(("step_time", "mean_step_time"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,19 +189,19 @@ def span(
         low, high = difference - base_slack, difference + worse
     else:
         low, high = difference - worse, difference + base_slack
-    if metric.unit == "1/s" or metric.name in _WHOLE_STEPS:
-        quick = _of_quick_steps(metric, base, target, of_base)
-        if quick is not None and abs(quick) < _QUICK * abs(difference):
-            low, high = min(low, quick), max(high, quick)
+    is_of_steps = metric.unit == "1/s" or metric.name in _WHOLE_STEPS
+    if is_of_steps and _is_of_slow_steps(base, target, of_target, of_base):
+        times = target.quick / base.quick
+        quick = of_base * ((1 / times if metric.unit == "1/s" else times) - 1)
+        low, high = min(low, quick), max(high, quick)
     return low, high
 
 
-def _of_quick_steps(metric: Metric, base: Machine, target: Machine, of_base: float) -> float | None:
-    """Returns the difference as the quickest steps show it; None where they are too few."""
-    if not base.quick or not target.quick:
-        return None
-    times = target.quick / base.quick
-    return of_base * ((1 / times if metric.unit == "1/s" else times) - 1)
+def _is_of_slow_steps(base: Machine, target: Machine, of_target: float, of_base: float) -> bool:
+    """Returns True if the quickest steps show too little of a difference; False for too few steps."""
+    if not base.quick or not target.quick or min(of_base, of_target) <= 0:
+        return False
+    return abs(math.log(target.quick / base.quick)) < _QUICK * abs(math.log(of_target / of_base))
 
 
 def doubt_reason(base: Machine, target: Machine) -> str:
@@ -208,7 +210,7 @@ def doubt_reason(base: Machine, target: Machine) -> str:
         return ""
     lacked = max(base.lacked or 0.0, target.lacked or 0.0)
     median, quick = target.step / base.step - 1, target.quick / base.quick - 1
-    if abs(quick) < _QUICK * abs(median):
+    if _is_of_slow_steps(base, target, target.step, base.step):
         return (
             f"the medians differ by {human_ratio(median)}, the quickest tenths of the steps by "
             f"{human_ratio(quick)}"
