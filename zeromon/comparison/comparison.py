@@ -199,6 +199,10 @@ def _compared_cell(
     low, high = span(metric, of_base, machine, base.value, target.value)
     differs = metric.differ(base, target)
     marked = differs and noise is not None and (low > noise or high < -noise)
+    if metric.unit == "1/s" and min(base.value, target.value) > 0:  # judged as its time is
+        time = replace(metric, name="mean_step_time", unit="s", more_is_better=False)
+        judged = _compared_cell(time, base.inverted(), target.inverted(), of_base, machine)
+        differs, marked = judged.marked or judged.doubtful, judged.marked
     return replace(
         cell, difference=difference, noise=noise, low=low, high=high, marked=marked,
         better=marked and (difference > 0) is metric.more_is_better, doubtful=differs and not marked,
