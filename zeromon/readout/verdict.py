@@ -581,7 +581,7 @@ def _fits_text(run: RunSnapshot) -> str:
 
 
 def _no_step_text(run: RunSnapshot) -> str:
-    """``no step has ended after 20 s; rank 0 is between phases, at train.py:21``."""
+    """``no step has ended after 20 s; rank 0 is in own code, at train.py:21``."""
     has, is_, verb, seconds = "has", "is", "still in", run.taken_wall - run.started_wall
     started_ns = min((rank.status.started_ns for rank in run.ranks), default=run.taken_ns)
     step = "no step"

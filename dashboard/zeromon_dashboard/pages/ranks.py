@@ -5,6 +5,7 @@ from typing import Any
 import dash_mantine_components as dmc
 
 from zeromon.base.units import human_count
+from zeromon.readout.answers import window_text
 from zeromon.readout.figures import MAPPED
 from zeromon.readout.tables import RANK_COLUMNS
 from zeromon.readout.text import straggler_text
@@ -51,14 +52,17 @@ def skeleton(props: Parts, route: Route) -> list[Any]:
 
 
 def _rank_count_text(view: Known) -> str:
-    """How many of all ranks the table has; "" where it has all."""
+    """What the figures are of, and how many of all ranks the table has where it has not all."""
     fleet, node = view.run.fleet, view.where.node
+    window = window_text(view.run).capitalize()
     if fleet is None:
-        return ""
+        return window
     if node:
-        return f"The ranks of {node}. Click a rank to open it."
+        return f"The ranks of {node}. Click a rank to open it. {window}."
     listed, total = human_count(len(view.run.ranks)), human_count(fleet.ranks)
-    return f"{listed} of {total} ranks, the most important ones. Click a node to see its ranks."
+    return (
+        f"{listed} of {total} ranks, the most important ones. Click a node to see its ranks. {window}."
+    )
 
 
 def rank_table_rows(run: RunSnapshot, node: str = "") -> list[dict[str, Any]]:
