@@ -170,8 +170,7 @@ def _run_facts_text(run: RunSnapshot, rank: RankSnapshot) -> str:
 
 
 def _page_controls(route: Route, ranks: Sequence[int], runs: Sequence[str]) -> Any:
-    names = {0: "all steps"}
-    choices = [{"value": str(n), "label": names.get(n, f"last {human_count(n)}")} for n in LASTS]
+    choices = [{"value": str(n), "label": f"last {human_count(n)}" if n else "all steps"} for n in LASTS]
     steps = route.steps
     if steps is not None:
         choices.append({"value": "steps", "label": f"{steps[0]:,} to {steps[1]:,}"})
@@ -205,9 +204,8 @@ def _page_controls(route: Route, ranks: Sequence[int], runs: Sequence[str]) -> A
     ]
     is_filtered = bool(route.ranks or steps or route.others or route.last != LASTS[-1])
     summary = html.Summary("Filter: steps, ranks, another run")
-    return dmc.Group(
-        [html.Details([summary, controls], id="filter", open=is_filtered), *links], gap="md"
-    )
+    filters = html.Details([summary, controls], id="filter", open=is_filtered)
+    return dmc.Group([filters, *links], gap="md")
 
 
 def table_csv_address(route: Route) -> str:

@@ -84,8 +84,8 @@ def skeleton(props: Parts, _: Route) -> list[Any]:
         ),
     ]
     return [
-        # Two columns, so that a long panel leaves no empty one beside it
-        html.Div([html.Div(answers[::2]), html.Div(answers[1::2])], className="answers"),
+        # Answers beside charts: together both columns are about as long, so that no panel is half empty
+        html.Div([html.Div(answers[:2]), html.Div(answers[2:])], className="answers"),
         html.Div(id="spreads", **props["spreads"]),
         html.Div(id="differences", **props["differences"]),
         widgets.folded(

@@ -52,7 +52,7 @@ def skeleton(props: Parts, route: Route) -> list[Any]:
 
 
 def _rank_count_text(view: Known) -> str:
-    """What the figures are of, and how many of all ranks the table has where it has not all."""
+    """The window of the figures, and how many of all ranks the table has where it has not all."""
     fleet, node = view.run.fleet, view.where.node
     window = window_text(view.run).capitalize()
     if fleet is None:
