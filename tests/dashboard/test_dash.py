@@ -416,7 +416,9 @@ def texts(component: Any) -> list[str]:
 
 
 def test_the_strip_of_a_life_has_times_and_says_what_its_colours_mean() -> None:
-    slow = Finding(rule="exposed_communication", code="ZM301", severity="warning", text="t", rank=0)
+    slow = Finding(
+        rule="exposed_communication", code="ZM301", severity=Severity.WARNING, text="t", rank=0
+    )
     past = [replace(slow, came=1010.0, gone=1020.0), replace(slow, rank=1, came=1025.0, gone=1029.5)]
     view = Known(Route(run="train-1"), run(rank(0), ended=True), rows(1, 1, 20), past, (1000.0, 1030.0))
     key = layout.page_of(view).parts["life-key"]["children"]
