@@ -27,6 +27,7 @@ from support import FORKED, ROOT, clean_environment, wait_for
 
 from zeromon.snapshot import Finding
 from zeromon.storage.run_store import Store
+from zeromon_dashboard.charts import FEW
 from zeromon_dashboard.url_state import PAGES
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -303,6 +304,17 @@ def test_points_arrive_by_themselves_and_come_again_after_a_restart(site: Site, 
     wait_for(lambda: tab.points("step-time") > then)
     expected = ("ERR_CONNECTION_REFUSED", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET", "ERR_SOCKET")
     assert [text for text in tab.wrong if not any(known in text for known in expected)] == []
+
+
+def test_points_of_a_slow_answer_are_drawn_once(site: Site, tab: Tab) -> None:
+    """Dash drops the result of a poll that is still under way at the next tick, and so the cursor."""
+    tab.page.route("**/live?*", lambda asked: (time.sleep(1.4), asked.continue_()))
+    tab.go(f"{site.base}/run/{site.run}/overview")
+    wait_for(lambda: tab.points("step-time") > FEW)
+    first = tab.points("step-time")
+    wait_for(lambda: tab.points("step-time") >= first + 12)
+    steps = tab.page.evaluate("document.querySelector('#step-time .js-plotly-plot').data[0].x")
+    assert steps == sorted(set(steps))
 
 
 def test_the_steps_that_are_drawn_are_those_that_were_trained(site: Site, tab: Tab) -> None:

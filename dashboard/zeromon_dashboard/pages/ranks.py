@@ -18,10 +18,8 @@ from zeromon_dashboard.widgets import data_grid, graph_panel, grid_cells, grid_c
 
 # A grid draws no bars, and its step time has a chart
 _RANKS = tuple(column for column in RANK_COLUMNS if column.name != "last steps")
-COLUMNS = [
-    {**definition, "pinned": "left"} if definition["field"] == "rank" else definition
-    for definition in grid_columns(_RANKS)
-]
+_SPECIAL: dict[str, dict[str, Any]] = {"rank": {"pinned": "left"}, "state": {"flex": 3}}
+COLUMNS = [{**column, **_SPECIAL.get(column["field"], {})} for column in grid_columns(_RANKS)]
 
 
 def content(view: Known) -> Page:
