@@ -141,9 +141,10 @@ class Chart:
 
 def plotly_figure(data: list[Any], title: str, height: int, **layout: Any) -> dict[str, Any]:
     """A figure of the traces *data*; *layout*: of its layout, beside what all figures share."""
+    # Above the legend, which it would overlap on a narrow screen; in pixels for tall figures
+    place = {"x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 9}}
     shared = {
-        # The title above the legend: beside it, both would overlap on a narrow screen
-        "title": {"text": title, "font": {"size": 14}, "x": 0.01, "y": 0.97, "yanchor": "top"},
+        "title": {"text": title, "font": {"size": 14}, **place},
         "height": height,
         "margin": {"l": 60, "r": 16, "t": 60, "b": 44},
         "font": {"color": INK, "size": 12},

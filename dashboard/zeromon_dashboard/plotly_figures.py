@@ -448,7 +448,7 @@ def rank_map_figure(run: RunSnapshot, metric: str) -> dict[str, Any]:
     names = [escape(name) for name, _ in rows] if len(by_node) > 1 else []
     framed = f"; framed: {'awaited in a hang' if run.hangs else 'failed first'}"
     framed *= any(cell.is_blamed for _, row in rows for cell in row)
-    subject, high = "ranks", 26
+    subject, high = "ranks", min(26, max(14, 900 // max(1, len(rows))))
     if run.fleet is not None:
         subject, high = f"{len(run.fleet.nodes):,} nodes, the worst rank of each", 14
     return plotly_figure(

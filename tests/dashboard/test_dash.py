@@ -456,6 +456,14 @@ def test_who_was_stopped_has_no_frame_on_the_map() -> None:
         assert len(layout_["shapes"]) == frames and layout_["title"]["text"].endswith(title)
 
 
+def test_the_map_of_a_thousand_ranks_is_no_page_long_and_its_title_is_above_it() -> None:
+    snapshot = run(*(rank(n, node=f"node{n // 8:03}") for n in range(1024)))
+    drawn = plotly_figures.rank_map_figure(snapshot, "late")["layout"]
+    assert drawn["height"] < 2000
+    title = drawn["title"]
+    assert (title["y"], title["yanchor"]) == (1, "top") and title["pad"]["t"] < drawn["margin"]["t"] - 20
+
+
 def test_the_lines_of_a_large_run_are_of_all_its_ranks() -> None:
     found = charts.charts_of(FleetSource(fleet_picture()).series(), fleet_picture())["step-time"]
     assert found is not None

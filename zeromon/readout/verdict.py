@@ -719,7 +719,7 @@ def risk_headline(rank: RankSnapshot, risk: Risk, *, short: bool = False) -> str
         return f"{owner} memory full at ~step {step}{time and f', {time}'}: {grower} +{rate}/step"
     owner = "the ranks run" if is_host else f"rank {rank.rank} runs"
     headline = f"{owner} out of {risk.pool} memory at about step {step}{time and f', in {time}'}"
-    return f"{headline}: {_memory_growth_text(rank, risk)}"
+    return f"{headline}: {_memory_growth_text(rank, risk)}".removesuffix(": ")  # a fleet tells no growth
 
 
 def _subject_of_trend(rank: RankSnapshot, risk: Risk) -> str:

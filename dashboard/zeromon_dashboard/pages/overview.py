@@ -147,7 +147,7 @@ _KIND_NAMES = {
 def _bar_markup(bar: StepBar, longest: float) -> Any:
     segments = [
         html.Div(
-            [html.B(f"{segment.name} "), html.Span(human_seconds(segment.seconds))]
+            [html.B(segment.name), f" {human_seconds(segment.seconds)}"]
             if segment.seconds > _MIN_LABELLED * longest
             else [],
             title=f"{segment.name}: {human_ratio(segment.seconds / bar.seconds)} of the step",
@@ -160,7 +160,7 @@ def _bar_markup(bar: StepBar, longest: float) -> Any:
     return html.Div([name, html.Div(segments, className="parts")], className="bar")
 
 
-_MIN_LABELLED = 0.08
+_MIN_LABELLED = 0.13
 """No name fits in a smaller share of a bar; of a larger one the style sheet hides what does not fit."""
 
 
