@@ -279,8 +279,8 @@ def test_every_page_loads_without_an_error_and_asks_nobody_else(site: Site, tab:
 
 def test_no_bar_of_a_step_shows_half_a_figure(site: Site, tab: Tab) -> None:
     """What does not fit is out of sight: ``6`` is not the first digit of ``68.9 ms``."""
-    cut = """[...document.querySelectorAll(".part")].flatMap((part) => [...part.childNodes].filter((label) =>
-    {
+    cut = """[...document.querySelectorAll(".part")].flatMap(
+    (part) => [...part.childNodes].filter((label) => {
       const range = document.createRange();
       range.selectNode(label);
       const [mine, whole] = [range.getBoundingClientRect(), part.getBoundingClientRect()];
