@@ -142,9 +142,9 @@ class Chart:
 def plotly_figure(data: list[Any], title: str, height: int, **layout: Any) -> dict[str, Any]:
     """A figure of the traces *data*; *layout*: of its layout, beside what all figures share."""
     # Above the legend, which it would overlap on a narrow screen; in pixels for tall figures
-    place = {"x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 9}}
+    title_position = {"x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 9}}
     shared = {
-        "title": {"text": title, "font": {"size": 14}, **place},
+        "title": {"text": title, "font": {"size": 14}, **title_position},
         "height": height,
         "margin": {"l": 60, "r": 16, "t": 60, "b": 44},
         "font": {"color": INK, "size": 12},

@@ -98,7 +98,7 @@ def _page_head_props(view: Known) -> Parts:
     judged = unanswered_verdict(run, view.age) if view.trouble and not run.ended else judge_run(run)
     # The cause of a death says in which step it was
     state_text = "" if has_died(run) and run.last_attempt == 1 else state_beside(judged.health, run)
-    state_text = "; ".join(part for part in state_text.split("; ") if part not in judged.cause)
+    state_text = "; ".join(phrase for phrase in state_text.split("; ") if phrase not in judged.cause)
     note, until_wall = view.about.note, view.span[1] if view.span is not None else 0.0
     life = life_of_run(run, view.findings, until_wall)
     tags = (dmc.Badge(t, variant="outline", color="gray", tt="none") for t in view.about.tags)
