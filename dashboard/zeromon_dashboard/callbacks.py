@@ -17,7 +17,7 @@ from zeromon_dashboard.feed import Feeds
 from zeromon_dashboard.hub import Hub
 from zeromon_dashboard.layout import page_skeleton
 from zeromon_dashboard.pages import memory as memory_page, timeline as timeline_page, whatif
-from zeromon_dashboard.url_state import PAGES, Route, parse_address
+from zeromon_dashboard.url_state import LANE_STEPS, PAGES, Route, parse_address
 from zeromon_dashboard.widgets import trouble_alert
 
 _MOMENTS = 48
@@ -87,8 +87,8 @@ def _asked_for_parts(feeds: Feeds) -> Iterator[tuple[Any, ...]]:
         route = parse_address(address)
         followed = feeds.hub.followed(route.run)
         # A request may bring any value, and int() raises for most
-        number = steps if steps in timeline_page.STEPS else timeline_page.STEPS[1]
-        lanes = followed.source.lanes(int(number), route.ranks)
+        number = int(steps) if steps in map(str, LANE_STEPS) else LANE_STEPS[-1]
+        lanes = followed.source.lanes(number, route.ranks)
         return timeline_page.timeline_view(lanes, followed.newest().run)
 
     def show_role_history(_: str, address: str) -> Any:
@@ -155,6 +155,7 @@ def _in_browser() -> Iterator[tuple[Any, ...]]:
         Input("route", "data"),
     )  # fmt: skip
     yield "listed", Output("sink", "data"), Input("run-table", "id")
+    yield "lanes", Output("lanes-chart", "className"), Input("lanes-chart", "relayoutData")
     yield "dark", Output("theme", "forceColorScheme"), Input("dark", "checked")
     yield "remembered", Output("dark", "checked"), Input("url", "id")
 
@@ -169,6 +170,7 @@ def _in_browser_on_change() -> Iterator[tuple[Any, ...]]:
         "chosen", _also("url", "search"), Input("last", "value"), Input("ranks", "value"),
         Input("with", "value"),
     )  # fmt: skip
+    yield "laned", _also("sink", "data"), Input("lane-steps", "value")
     yield "stepped", _also("url", "search"), Input("steps", "n_submit")
     for name in (*list_names(), "own-time"):  # every chart over steps
         yield "zoomed", _also("url", "search"), Input(name, "relayoutData")

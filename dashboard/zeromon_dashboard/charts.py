@@ -141,9 +141,10 @@ class Chart:
 
 def plotly_figure(data: list[Any], title: str, height: int, **layout: Any) -> dict[str, Any]:
     """A figure of the traces *data*; *layout*: of its layout, beside what all figures share."""
+    # Above the legend, which it would overlap on a narrow screen; in pixels for tall figures
+    title_position = {"x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 9}}
     shared = {
-        # The title above the legend: beside it, both would overlap on a narrow screen
-        "title": {"text": title, "font": {"size": 14}, "x": 0.01, "y": 0.97, "yanchor": "top"},
+        "title": {"text": title, "font": {"size": 14}, **title_position},
         "height": height,
         "margin": {"l": 60, "r": 16, "t": 60, "b": 44},
         "font": {"color": INK, "size": 12},
@@ -164,7 +165,8 @@ def empty_figure(title: str) -> dict[str, Any]:
 
 def titled_axis(title: str) -> dict[str, Any]:
     """An axis with a title."""
-    return {"title": {"text": title}, "gridcolor": LINE, "zerolinecolor": LINE, "automargin": True}
+    head = {"text": title, "standoff": 6}
+    return {"title": head, "gridcolor": LINE, "zerolinecolor": LINE, "automargin": True}
 
 
 def step_axis(steps: tuple[int, int] | None) -> dict[str, Any]:
@@ -203,10 +205,13 @@ def _event_label(step: int, label: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_DASHES = {"soonest": "dashdot", "latest": "solid"}
+
+
 def _mark_trace(mark: Mark) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": "lines", "name": mark.name, "x": list(mark.x or ()),
-        "y": list(mark.y), "line": {"dash": "dot", "width": 1.5, "color": "#D55E00"},
+        "y": list(mark.y), "line": {"dash": _DASHES.get(mark.name, "dot"), "color": "#D55E00"},
         "hovertemplate": "%{y:.4g}",
     }  # fmt: skip
 
@@ -363,8 +368,8 @@ def difference_chart(overlaid: Chart) -> Chart | None:
         name: ([*change], [scale * value for value in change.values()])
         for name, change in changes.items()
     }
-    window = f", median of each {width} steps" if width > 1 else ""
-    title = f"{overlaid.title.partition(',')[0]}: difference from {base_name[:1]}{window}"
+    window = f", median of {width} steps" if width > 1 else ""
+    title = f"{overlaid.title.partition(',')[0]} minus {base_name[:1]}{window}"
     highest = scale * max(value for change in changes.values() for value in change.values())
     axis_steps = round(min(span[0] for span in spans)), round(max(span[1] for span in spans))
     return Chart(title, unit, traces, 1.1 * max(highest, 0.1 * scale * largest) or 1.0, (), axis_steps)
@@ -372,7 +377,7 @@ def difference_chart(overlaid: Chart) -> Chart | None:
 
 def _empty_chart(spec: ChartSpec, series: Series, steps: tuple[int, int] | None) -> Chart:
     """The chart *spec* where no step has its value: the title and the reason, and no axes."""
-    reason = "not measured yet" if series["step"] else "no completed step yet"
+    reason = "not measured" if series["step"] else "no completed step"
     if steps is not None:
         reason = f"no value of step {steps[0]:,} to {steps[1]:,} is known"
     return Chart(f"{_chart_title(spec)}: {reason}", "", {}, 1.0)

@@ -56,6 +56,7 @@ def run_page(
         html.Div(**props["about"]),
         verdict_banner(html.A("What to change", href="#to-change"), props),
         html.Div(id="life", **props["life"]),
+        html.Div(id="life-key", **props["life-key"]),
         *overview.skeleton(props, route),
         section_heading("Advice: all findings"),
         *finding_list(run.findings),

@@ -12,7 +12,7 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 
 from zeromon.base.units import human_count
-from zeromon.readout.answers import VerdictPeriod, findings_to_act_on, life_of_run, life_text
+from zeromon.readout.answers import VerdictPeriod, findings_to_act_on, life_of_run
 from zeromon.readout.figures import LAST_STEPS
 from zeromon.readout.text import clock, has_died, pause_seconds, pause_text, rough_time
 from zeromon.readout.verdict import SIGNS, judge_run, state_beside, unanswered_verdict
@@ -53,16 +53,9 @@ def page_skeleton(
     change: Any = html.A("What to change", href="#to-change")
     if route.page != "overview":
         change = dcc.Link("What to change", href=replace(route, page="advice").address)
-    return dmc.Stack(
-        [
-            dmc.Group(heading, gap="md", align="center"),
-            verdict_banner(change, props),
-            _player_panel(route, span, props),
-            _page_controls(route, ranks, runs),
-            *body,
-        ],
-        gap="sm",
-    )
+    head = [dmc.Group(heading, gap="md", align="center"), verdict_banner(change, props)]
+    controls = [_player_panel(route, span, props), _page_controls(route, ranks, runs)]
+    return dmc.Stack([*head, *controls, *body], gap="sm")
 
 
 def verdict_banner(change: Any, props: Parts) -> Any:
@@ -70,12 +63,10 @@ def verdict_banner(change: Any, props: Parts) -> Any:
     banner = [
         html.Div([html.Span(id="sign", **props["sign"]), html.Span(id="health", **props["health"])],
                  className="word"),
-        html.Div(
-            [
-                html.P(id="cause", **props["cause"]),
-                html.P([html.Span(id=name, **props[name]) for name in ("detail", "verdict")]),
-            ]
-        ),
+        html.Div([
+            html.P(id="cause", **props["cause"]),
+            html.P([html.Span(id=name, **props[name]) for name in ("detail", "verdict")]),
+        ]),
         html.Div(change, id="act", **props["act"]),
     ]  # fmt: skip
     return html.Div(banner, id="banner", **props["banner"])
@@ -107,6 +98,7 @@ def _page_head_props(view: Known) -> Parts:
     judged = unanswered_verdict(run, view.age) if view.trouble and not run.ended else judge_run(run)
     # The cause of a death says in which step it was
     state_text = "" if has_died(run) and run.last_attempt == 1 else state_beside(judged.health, run)
+    state_text = "; ".join(phrase for phrase in state_text.split("; ") if phrase not in judged.cause)
     note, until_wall = view.about.note, view.span[1] if view.span is not None else 0.0
     life = life_of_run(run, view.findings, until_wall)
     tags = (dmc.Badge(t, variant="outline", color="gray", tt="none") for t in view.about.tags)
@@ -122,7 +114,8 @@ def _page_head_props(view: Known) -> Parts:
         "state": {"children": state, "color": colour},
         "detail": {"children": judged.detail + "; " * bool(judged.detail and state_text)},
         "verdict": {"children": state_text},
-        "life": {"style": {"background": _life_gradient(life, view.span)}, "title": life_text(life)},
+        "life": {"style": {"background": _life_gradient(life, view.span)}},
+        "life-key": {"children": _life_key(life, run)},
         "when": _player_moments(view),
     }
 
@@ -147,6 +140,17 @@ def _life_gradient(life: Sequence[VerdictPeriod], span: tuple[float, float] | No
     return f"linear-gradient(to right, {', '.join(stops)})" if stops else "var(--zm-over)"
 
 
+def _life_key(life: Sequence[VerdictPeriod], run: RunSnapshot) -> list[Any]:
+    """The last six verdicts with their colours and the time of day of their beginnings, and the end."""
+    long_periods = [p for p in life if p.severity is Severity.CRITICAL or p.end_wall >= 1 + p.start_wall]
+    key: list[Any] = [
+        html.Span([html.I(className=_TONES[p.severity]), f"{p.health} from {clock(p.start_wall)[11:]}"])
+        for p in long_periods[-6:]
+    ]
+    key[:0] = [f"{len(long_periods) - 6} earlier, "] if long_periods[6:] else []
+    return [*key, f"ended {clock(run.taken_wall)[11:]}"] if run.ended and key else key
+
+
 def _player_moments(view: Known) -> Props:
     """The last recorded moment, which the player shows while it is at the end."""
     if view.span is None:
@@ -166,8 +170,7 @@ def _run_facts_text(run: RunSnapshot, rank: RankSnapshot) -> str:
 
 
 def _page_controls(route: Route, ranks: Sequence[int], runs: Sequence[str]) -> Any:
-    names = {0: "all steps"}
-    choices = [{"value": str(n), "label": names.get(n, f"last {human_count(n)}")} for n in LASTS]
+    choices = [{"value": str(n), "label": f"last {human_count(n)}" if n else "all steps"} for n in LASTS]
     steps = route.steps
     if steps is not None:
         choices.append({"value": "steps", "label": f"{steps[0]:,} to {steps[1]:,}"})
@@ -175,44 +178,34 @@ def _page_controls(route: Route, ranks: Sequence[int], runs: Sequence[str]) -> A
     controls = dmc.Group(
         [
             dmc.SegmentedControl(
-                id="last", value=str(route.last) if steps is None else "steps", data=choices
+                id="last", value=str(route.last) if steps is None else "steps", data=choices,
             ),
             dmc.TextInput(
-                id="steps",
-                **{"aria-label": "steps to show, from-to; empty for all"},
-                w=150,
-                placeholder="steps, as 100-150",
-                value="" if steps is None else f"{steps[0]}-{steps[1]}",
+                id="steps", **{"aria-label": "steps to show, from-to; empty for all"}, w=150,
+                placeholder="steps, as 100-150", value="" if steps is None else f"{steps[0]}-{steps[1]}",
             ),
             scope and dmc.Text(scope, id="steps-scope", size="sm", c="dimmed"),
             dmc.MultiSelect(
-                id="ranks",
-                **{"aria-label": "ranks to show"},
-                placeholder="all ranks",
-                maxValues=8,
-                value=[str(n) for n in route.ranks],
+                id="ranks", **{"aria-label": "ranks to show"}, placeholder="all ranks", maxValues=8,
+                value=[*map(str, route.ranks)],
                 data=[{"value": str(n), "label": f"rank {n}"} for n in ranks],
             ),
             dmc.MultiSelect(
-                id="with",
-                **{"aria-label": "runs whose charts are laid over these"},
-                placeholder="lay over another run",
-                maxValues=MAX_RUNS - 1,
-                value=[*route.others],
+                id="with", **{"aria-label": "runs whose charts are laid over these"},
+                placeholder="lay over another run", maxValues=MAX_RUNS - 1, value=[*route.others],
                 data=[name for name in dict.fromkeys((*route.others, *runs)) if name != route.run],
             ),
         ],
         gap="sm",
-    )
+    )  # fmt: skip
     links = [
         html.A("CSV", id="csv", className="plain", href=table_csv_address(route), download=""),
         html.A("report", className="plain", href=f"/report/{route.run}.html", target="_blank"),
     ]
     is_filtered = bool(route.ranks or steps or route.others or route.last != LASTS[-1])
     summary = html.Summary("Filter: steps, ranks, another run")
-    return dmc.Group(
-        [html.Details([summary, controls], id="filter", open=is_filtered), *links], gap="md"
-    )
+    filters = html.Details([summary, controls], id="filter", open=is_filtered)
+    return dmc.Group([filters, *links], gap="md")
 
 
 def table_csv_address(route: Route) -> str:
@@ -229,20 +222,17 @@ def _player_panel(route: Route, span: tuple[float, float] | None, props: Parts) 
         id="when", min=start_wall, step=0.1, label=None, thumbLabel="moment that the page shows",
         updatemode="mouseup", **{"max": end_wall, "value": route.at or end_wall, **props["when"]},
     )  # fmt: skip
+    strip = [html.Div(slider, id="life", **props["life"]), html.Div(id="life-key", **props["life-key"])]
     controls = [
         dmc.Button("play", id="play"),
         dmc.Select(
-            id="speed",
-            **{"aria-label": "speed of the playback"},
-            w=80,
-            value="10",
-            allowDeselect=False,
+            id="speed", **{"aria-label": "speed of the playback"}, w=80, value="10", allowDeselect=False,
             data=[{"value": str(n), "label": f"{n} x"} for n in (1, 10, 60, 600, 3600)],
         ),
-        html.Div(slider, id="life", **props["life"]),
+        html.Div(strip, className="lived"),
         dmc.Text(clock(route.at) if route.at is not None else "", id="when-text", size="sm"),
         dmc.Button("end", id="now"),
-    ]
+    ]  # fmt: skip
     return dmc.Group(controls, gap="sm", style={} if has_past else {"display": "none"})
 
 
@@ -264,51 +254,31 @@ def page_frame() -> Any:
         dmc.NavLink(label=f"{n}  {title}", id=f"nav-{name}", href="#", className="nav")
         for n, (name, title) in enumerate(PAGES.items(), 1)
     ]
+    head = [
+        dcc.Link(dmc.Text("zeromon", fw=800, size="lg"), href="/", className="plain"),
+        dmc.Text(id="lost", c="red", size="sm"),
+        dmc.Switch(id="dark", label="dark", size="sm"),
+    ]
+    keys = f"Keys: 0 to {len(PAGES)} pages, d dark, space play"
+    navigation = [
+        dmc.NavLink(label="0  Runs", id="nav-runs", href="/", className="nav"),
+        dmc.Divider(my=4),
+        html.Div(links, id="pages"),
+        dmc.Text(keys, size="xs", c="dimmed", mt="md"),
+    ]
+    shell = [
+        dmc.AppShellHeader(dmc.Group(head, justify="space-between", h="100%", px="md")),
+        dmc.AppShellNavbar(navigation, p="xs"),
+        dmc.AppShellMain(html.Div(id="page")),
+    ]
+    navbar = {"width": 170, "breakpoint": "sm"}
     return dmc.MantineProvider(
         id="theme",
         theme={"components": {name: {"defaultProps": defaults} for name, defaults in _USUAL.items()}},
         children=[
             dcc.Location(id="url", refresh=False),
-            dcc.Store(id="route"),
-            dcc.Store(id="at"),
-            dcc.Store(id="cursor"),
-            dcc.Store(id="sink"),
+            *(dcc.Store(id=name) for name in ("route", "at", "cursor", "sink")),
             dcc.Interval(id="tick", interval=1000),
-            dmc.AppShell(
-                [
-                    dmc.AppShellHeader(
-                        dmc.Group(
-                            [
-                                dcc.Link(
-                                    dmc.Text("zeromon", fw=800, size="lg"), href="/", className="plain"
-                                ),
-                                dmc.Text(id="lost", c="red", size="sm"),
-                                dmc.Switch(id="dark", label="dark", size="sm"),
-                            ],
-                            justify="space-between",
-                            h="100%",
-                            px="md",
-                        )
-                    ),
-                    dmc.AppShellNavbar(
-                        [
-                            dmc.NavLink(label="0  Runs", id="nav-runs", href="/", className="nav"),
-                            dmc.Divider(my=4),
-                            html.Div(links, id="pages"),
-                            dmc.Text(
-                                f"Keys: 0 to {len(PAGES)} pages, d dark, space play",
-                                size="xs",
-                                c="dimmed",
-                                mt="md",
-                            ),
-                        ],
-                        p="xs",
-                    ),
-                    dmc.AppShellMain(html.Div(id="page")),
-                ],
-                header={"height": 46},
-                navbar={"width": 170, "breakpoint": "sm"},
-                padding="sm",
-            ),
+            dmc.AppShell(shell, header={"height": 46}, navbar=navbar, padding="sm"),
         ],
     )

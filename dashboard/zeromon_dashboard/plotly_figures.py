@@ -2,7 +2,7 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
@@ -28,7 +28,7 @@ from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.snapshot.focus import first_failed
 from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.run import FleetNode
-from zeromon.snapshot.step import Lanes, LaneSpan, LateArrival, Stream
+from zeromon.snapshot.step import Lanes, LaneSpan, LaneStep, LateArrival, Stream
 from zeromon.traces.allocations import NO_STACK, ROLES, UNKNOWN, Holding, frame_text, telling_frames
 from zeromon_dashboard.charts import (
     COLOURS,
@@ -338,6 +338,7 @@ def bandwidth_figure(rank: RankSnapshot) -> dict[str, Any] | None:
                 "%{customdata[3]}<extra>%{fullData.name}</extra>",
             }
         )  # fmt: skip
+    sizes = sorted({row.nbytes / row.calls for row in rows})[:: 1 + len(rows) // 6]
     peaks = rank.communication.links
     links = None if peaks is None else peaks.device_bytes_per_second
     peak = [] if links is None else [{"type": "line", "xref": "paper", "x0": 0, "x1": 1,
@@ -346,7 +347,12 @@ def bandwidth_figure(rank: RankSnapshot) -> dict[str, Any] | None:
         data,
         f"Bus bandwidth of rank {rank.rank} by size of a call",
         320,
-        xaxis={**titled_axis("bytes per call"), "type": "log", "dtick": "D2"},
+        xaxis={
+            **titled_axis("bytes per call"),
+            "type": "log",
+            "tickvals": sizes,
+            "ticktext": [*map(human_bytes, sizes)],
+        },  # plotly's own marks of a logarithmic axis may all lie outside
         yaxis={**titled_axis("GB/s"), "rangemode": "tozero"},
         shapes=peak,
         **LEGEND_BELOW,
@@ -386,7 +392,8 @@ def own_time_figure(
     data = {
         "type": "heatmap", "z": z, "x": common, "y": [f"rank {n}" for n in own_ms],
         "colorscale": [[0, "#0072B2"], [0.5, "#f1f3f5"], [1, "#D55E00"]],
-        "zmin": -limit, "zmax": limit, "colorbar": _colour_bar("ms"),
+        "zmin": -limit, "zmax": limit,
+        "colorbar": {**_colour_bar("ms"), "tickvals": [-limit, 0, limit], "tickformat": "+.3~g"},
         "hovertemplate": "%{y}, step %{x}: %{z:+.3g} ms<extra></extra>",
     }  # fmt: skip
     return plotly_figure(
@@ -439,12 +446,14 @@ def rank_map_figure(run: RunSnapshot, metric: str) -> dict[str, Any]:
         + "<br>%{customdata[2]}<extra></extra>",
     }  # fmt: skip
     names = [escape(name) for name, _ in rows] if len(by_node) > 1 else []
-    subject, high = "ranks", 26
+    framed = f"; framed: {'awaited in a hang' if run.hangs else 'failed first'}"
+    framed *= any(cell.is_blamed for _, row in rows for cell in row)
+    subject, high = "ranks", min(26, max(14, 900 // max(1, len(rows))))
     if run.fleet is not None:
         subject, high = f"{len(run.fleet.nodes):,} nodes, the worst rank of each", 14
     return plotly_figure(
         [data],
-        f"All {subject}: {mapped.label}" + ("" if values else ": n/a"),
+        f"All {subject}: {mapped.label}" + ("" if values else ": n/a") + framed,
         136 + max(60, high * len(rows)),
         xaxis={"visible": False},
         yaxis={
@@ -482,7 +491,7 @@ def _cells_by_node(run: RunSnapshot, mapped: Figure) -> dict[str, list[_Cell]]:
                 for node in run.fleet.nodes
             ]
         }
-    failed = first_failed(run.ranks, run.hangs)
+    failed = first_failed(run.ranks, run.hangs) if text.has_died(run) else None  # not who was stopped
     blamed = {number for hang in run.hangs for number in (*hang.missing, *hang.dead)}
     blamed |= {failed.rank} if failed is not None and not blamed else set()
     by_node: dict[str, list[_Cell]] = {}
@@ -551,7 +560,9 @@ def lanes_figure(lanes: Lanes) -> dict[str, Any]:
     rows: list[_Row] = []
     for rank in ranks:
         spans = text.communication_of(lanes, rank)
-        rows.append(_Row(rank, f"rank {rank}", text.compute_of(lanes, rank), spans))
+        phases = text.compute_of(lanes, rank)
+        phases += tuple(_own_code_spans([s for s in lanes.steps if s.rank == rank], phases))
+        rows.append(_Row(rank, f"rank {rank}", phases, spans))
         if has_unit_rows:
             rows += [_Row(rank, unit.label, unit.spans) for unit in units[rank]]
         else:
@@ -559,6 +570,7 @@ def lanes_figure(lanes: Lanes) -> dict[str, Any]:
     data = [bar for tone in _TONES if (bar := _tone_bars(lanes, rows, tone)) is not None]
     return plotly_figure(
         data, "", max(260, 130 + 22 * len(rows)), barmode="overlay", hovermode="closest",
+        uirevision=str(lanes.zero_ns),  # a zoom is into these steps
         xaxis={**titled_axis(""), "ticksuffix": " ms"},
         yaxis={
             **titled_axis(""), "tickvals": list(range(len(rows))),
@@ -569,6 +581,21 @@ def lanes_figure(lanes: Lanes) -> dict[str, Any]:
         annotations=[*_step_name_labels(lanes), *_late_arrival_arrows(lanes, rows)],
         legend={"orientation": "h", "y": -0.08, "yanchor": "top", "x": 0},
     )  # fmt: skip
+
+
+def _own_code_spans(steps: Iterable[LaneStep], phases: Sequence[LaneSpan]) -> Iterator[LaneSpan]:
+    """Yields what is in none of the *phases* of *steps* of one rank: the script's own code."""
+    for step in steps:
+        at_ns = step.begin_ns
+        edges = sorted((s.begin_ns, s.end_ns) for s in phases if s.step == step.step)
+        for begin_ns, end_ns in (*edges, (step.end_ns, step.end_ns)):
+            if begin_ns > at_ns:
+                yield LaneSpan(
+                    rank=step.rank, step=step.step, stream=Stream.COMPUTE, name=PART_NAMES["other"],
+                    begin_ns=at_ns, end_ns=begin_ns, unit="", group="", exposed_ns=0, nbytes=0,
+                    on_device=False,
+                )  # fmt: skip
+            at_ns = max(at_ns, end_ns)
 
 
 def _tone_bars(lanes: Lanes, rows: Iterable[_Row], tone: str) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from zeromon.comparison.text import (
     grouped,
     steps_text,
 )
-from zeromon.readout.figures import BYTES, COUNT, RATIO, SECONDS
+from zeromon.readout.figures import BYTES, COUNT, LAST_STEPS, RATIO, SECONDS
 from zeromon.readout.tables import Column, Columns
 from zeromon.readout.text import clock, rough_time
 from zeromon.readout.verdict import SIGNS
@@ -109,6 +109,9 @@ def runs_page(items: Sequence[ListedRun]) -> Any:
                     dmc.Title("Runs", order=1, size="h3"),
                     dmc.Button("Compare selected", id="compare"),
                     dmc.Button("Lay charts over each other", id="lay"),
+                    dmc.Text(
+                        f"Step and exposed: {LAST_STEPS}, of the worst rank", size="xs", c="dimmed"
+                    ),
                 ]
             ),
             data_grid(

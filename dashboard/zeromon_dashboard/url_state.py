@@ -23,6 +23,9 @@ PAGES = {
 LASTS = (100, 1000, 0)
 """The numbers of steps that charts can show; 0: all steps."""
 
+LANE_STEPS = (1, 10, 3)
+"""The numbers of steps that the timeline can show; 3 is usual."""
+
 _METRICS = tuple(metric.name for metric in MAPPED)
 _MAX_RANKS = 64
 _MAX_NODE_LENGTH = 255
@@ -51,6 +54,8 @@ class Route:
     """Only the ranks of this node, on the page of ranks."""
     at: float | None = None
     """A recorded moment, seconds since the epoch; None: now."""
+    lanes: int = LANE_STEPS[-1]
+    """So many last steps are on the page "Timeline"."""
     changes: str = ""
     """The changes that the page "What if" predicts: ``NAME=VALUE,...`` by spaces."""
     others: tuple[str, ...] = ()
@@ -69,6 +74,7 @@ class Route:
             "steps": "" if self.steps is None else f"{self.steps[0]}-{self.steps[1]}",
             "metric": "" if self.metric == MAPPED[0].name else self.metric,
             "node": self.node,
+            "lanes": "" if self.lanes == LANE_STEPS[-1] else str(self.lanes),
             "changes": self.changes,
             "at": "" if self.at is None else f"{self.at:.3f}",
         }
@@ -100,6 +106,7 @@ def parse_route(path: str, query: str) -> Route:
         steps=_parse_step_range(params.get("steps", "")),
         metric=params.get("metric", "") if params.get("metric") in _METRICS else MAPPED[0].name,
         node=params.get("node", "")[:_MAX_NODE_LENGTH],
+        lanes=_parse_one_of(params.get("lanes", ""), LANE_STEPS),
         changes=params.get("changes", ""),
         at=_parse_moment(params.get("at", "")),
     )

@@ -135,34 +135,25 @@ def data_grid(
 
     *row_height*: about how high a row is, where text wraps.
     """
-    return dag.AgGrid(
+    style = {"height": min(height, 90 + row_height * max(2, len(rows["rowData"])))}
+    grid = dag.AgGrid(
         id=name,
         columnDefs=list(columns),
         # Without ids, AG Grid builds every row anew each second and drops the user's selection
         getRowId="params.data.id",
         defaultColDef={
-            "sortable": True,
-            "filter": True,
-            "floatingFilter": True,
-            "resizable": True,
-            "suppressHeaderFilterButton": True,
-            "minWidth": 100,
-            "flex": 1,
-            "suppressFloatingFilterButton": True,
+            "sortable": True, "filter": True, "floatingFilter": True, "resizable": True, "minWidth": 100,
+            "flex": 1, "suppressHeaderFilterButton": True, "suppressFloatingFilterButton": True,
         },
         dashGridOptions={
-            "theme": {"function": _GRID_THEME},
-            "rowHeight": 28,
-            "headerHeight": 34,
-            "floatingFiltersHeight": 32,
-            "animateRows": False,
-            "tooltipShowDelay": 300,
-            "localeText": {"noRowsToShow": empty},
-            **options,
+            "theme": {"function": _GRID_THEME}, "rowHeight": 28, "headerHeight": 34,
+            "floatingFiltersHeight": 32, "animateRows": False, "tooltipShowDelay": 300,
+            "localeText": {"noRowsToShow": empty}, **options,
         },
-        style={"height": min(height, 90 + row_height * max(2, len(rows["rowData"])))},
+        style=style,
         **rows,
-    )
+    )  # fmt: skip
+    return html.Div(grid, style=style)  # else what is below jumps when AG Grid is loaded
 
 
 def text_column(name: str, title: str, width: int = 0, **options: Any) -> dict[str, Any]:

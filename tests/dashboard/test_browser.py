@@ -27,6 +27,7 @@ from support import FORKED, ROOT, clean_environment, wait_for
 
 from zeromon.snapshot import Finding
 from zeromon.storage.run_store import Store
+from zeromon_dashboard.charts import FEW
 from zeromon_dashboard.url_state import PAGES
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -276,6 +277,22 @@ def test_every_page_loads_without_an_error_and_asks_nobody_else(site: Site, tab:
     assert tab.wrong == []
 
 
+def test_no_bar_of_a_step_shows_half_a_figure(site: Site, tab: Tab) -> None:
+    """What does not fit is out of sight: ``6`` is not the first digit of ``68.9 ms``."""
+    cut = """[...document.querySelectorAll(".part")].flatMap(
+    (part) => [...part.childNodes].filter((label) => {
+      const range = document.createRange();
+      range.selectNode(label);
+      const [mine, whole] = [range.getBoundingClientRect(), part.getBoundingClientRect()];
+      return mine.top < whole.bottom - 1 && mine.right > whole.right + 1;
+    }).map((label) => label.textContent))"""
+    for width in (1440, 1024, 360):
+        tab.page.set_viewport_size({"width": width, "height": 800})
+        tab.go(f"{site.base}/run/{site.run}/overview")
+        tab.page.wait_for_selector(".part > b")
+        assert tab.page.evaluate(cut) == []
+
+
 def test_points_arrive_by_themselves_and_come_again_after_a_restart(site: Site, tab: Tab) -> None:
     tab.go(f"{site.base}/run/{site.run}/overview?last=1000")
     first = wait_for(lambda: tab.points("step-time"))
@@ -290,6 +307,17 @@ def test_points_arrive_by_themselves_and_come_again_after_a_restart(site: Site, 
     wait_for(lambda: tab.points("step-time") > then)
     expected = ("ERR_CONNECTION_REFUSED", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET", "ERR_SOCKET")
     assert [text for text in tab.wrong if not any(known in text for known in expected)] == []
+
+
+def test_points_of_a_slow_answer_are_drawn_once(site: Site, tab: Tab) -> None:
+    """Dash drops the result of a poll that is still under way at the next tick, and so the cursor."""
+    tab.page.route("**/live?*", lambda asked: (time.sleep(1.4), asked.continue_()))
+    tab.go(f"{site.base}/run/{site.run}/overview")
+    wait_for(lambda: tab.points("step-time") > FEW)
+    first = tab.points("step-time")
+    wait_for(lambda: tab.points("step-time") >= first + 12)
+    steps = tab.page.evaluate("document.querySelector('#step-time .js-plotly-plot').data[0].x")
+    assert steps == sorted(set(steps))
 
 
 def test_the_steps_that_are_drawn_are_those_that_were_trained(site: Site, tab: Tab) -> None:
@@ -478,6 +506,13 @@ def test_the_collectives_of_the_last_steps_are_on_one_timeline(site: Site, tab: 
             == 10
         )
     )
+    plot = "document.querySelector('#lanes-chart .js-plotly-plot')"
+    tab.page.evaluate(f"Plotly.relayout({plot}, {{'xaxis.range[0]': 5, 'xaxis.range[1]': 25.5}})")
+    wait_for(lambda: tab.page.evaluate("location.search") == "?lanes=10&zoom=5.000%3A25.500")
+    tab.go(tab.page.url)
+    wait_for(lambda: tab.page.evaluate(f"{plot} && {plot}.layout.xaxis.range") == [5, 25.5])
+    tab.page.locator("#lane-steps label", has_text="1").first.click()
+    wait_for(lambda: tab.page.evaluate("location.search") == "?lanes=1")
     answer = tab.page.request.get(f"{site.base}/trace/{site.run}.json.gz")
     events = json.loads(gzip.decompress(answer.body()))["traceEvents"]
     assert {event["ph"] for event in events} >= {"X", "C", "M"}

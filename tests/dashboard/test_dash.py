@@ -19,6 +19,7 @@ from zeromon.base.errors import RunNotFound, SourceError
 from zeromon.cli.dash import make_opening_page
 from zeromon.readout.charts import EVERYTHING_ELSE
 from zeromon.readout.figures import MAPPED
+from zeromon.readout.text import clock
 from zeromon.snapshot import CollectiveStatsRow, Finding, Hang, RunSnapshot, Severity
 from zeromon.snapshot.communication import SIZE_BOUNDS, SizeRow, Straggler, UnitRow
 from zeromon.snapshot.finding import Remedy
@@ -393,6 +394,7 @@ def test_a_large_run_says_how_much_of_it_is_shown() -> None:
     snapshot = fleet_picture()
     ranks = layout.page_of(known(snapshot, "ranks")).parts
     assert ranks["rank-count"]["children"].startswith("10 of 16,384 ranks")
+    assert ranks["rank-count"]["children"].endswith("Mean of the last 60.00 s.")
     where = Route(run=snapshot.run, page="ranks", node="node0001")
     rows_ = layout.page_of(Known(where, snapshot, {})).parts["rank-table"]["rowData"]
     assert [row["rank"] for row in rows_] == [8, 9]
@@ -402,6 +404,64 @@ def test_a_large_run_says_how_much_of_it_is_shown() -> None:
     assert "2,048 nodes" in overview["facts"]["children"]
     notes = json.dumps(overview["to-change"], default=lambda made: made.to_plotly_json())
     assert "is 12.00 s ahead" in notes
+
+
+def texts(component: Any) -> list[str]:
+    """The words of a component, in their order."""
+    if isinstance(component, (list, tuple)):
+        return [word for child in component for word in texts(child)]
+    if isinstance(component, str):
+        return [component]
+    return texts(component.children) if getattr(component, "children", None) else []
+
+
+def test_the_strip_of_a_life_has_times_and_says_what_its_colours_mean() -> None:
+    slow = Finding(
+        rule="exposed_communication", code="ZM301", severity=Severity.WARNING, text="t", rank=0
+    )
+    past = [replace(slow, came=1010.0, gone=1020.0), replace(slow, rank=1, came=1025.0, gone=1029.5)]
+    view = Known(Route(run="train-1"), run(rank(0), ended=True), rows(1, 1, 20), past, (1000.0, 1030.0))
+    key = layout.page_of(view).parts["life-key"]["children"]
+    healths = [word.partition(" from ")[0] for word in texts(key)]
+    # The half second of health at the end is not worth a word
+    assert healths[-4:] == ["slow", "healthy", "slow", f"ended {clock(1030)[11:]}"]
+    tones = [
+        child.className for part in key[:-1] for child in part.children if hasattr(child, "className")
+    ]
+    assert tones[-3:] == ["warning", "well", "warning"]
+
+
+def test_a_trace_is_offered_only_of_a_run_that_lives() -> None:
+    where = Route(run="train-1", page="communication")
+    for snapshot, live, shown in (
+        (run(rank(0)), True, True), (run(rank(0)), False, False),
+        (run(rank(0), ended=True), True, False),
+    ):  # fmt: skip
+        page = layout.page_of(Known(where, snapshot, rows(1, 1, 20), live=live))
+        assert (page.parts["capture"]["style"] == {}) is shown
+
+
+def test_the_banner_says_nothing_twice() -> None:
+    for snapshot in (run(ended=True, note="the command ended early; it said nothing"), run()):
+        parts = layout.page_of(known(snapshot, "overview")).parts
+        said = [parts[name]["children"] for name in ("cause", "detail", "verdict")]
+        phrases = "; ".join(filter(None, said)).split("; ")
+        assert len(phrases) == len(set(phrases)), phrases
+
+
+def test_who_was_stopped_has_no_frame_on_the_map() -> None:
+    for ended, frames, title in (("SIGTERM", 0, ""), ("SIGKILL", 1, "; framed: failed first")):
+        ends = {"alive": False, "failed": True, "ended": ended}
+        layout_ = plotly_figures.rank_map_figure(run(rank(0, **ends), ended=True), "late")["layout"]
+        assert len(layout_["shapes"]) == frames and layout_["title"]["text"].endswith(title)
+
+
+def test_the_map_of_a_thousand_ranks_is_no_page_long_and_its_title_is_above_it() -> None:
+    snapshot = run(*(rank(n, node=f"node{n // 8:03}") for n in range(1024)))
+    drawn = plotly_figures.rank_map_figure(snapshot, "late")["layout"]
+    assert drawn["height"] < 2000
+    title = drawn["title"]
+    assert (title["y"], title["yanchor"]) == (1, "top") and title["pad"]["t"] < drawn["margin"]["t"] - 20
 
 
 def test_the_lines_of_a_large_run_are_of_all_its_ranks() -> None:
@@ -455,6 +515,11 @@ def test_past_findings_are_one_line_a_rule() -> None:
     assert len(lines) == 2
     assert "30 times, for 5 min 00 s in total, ranks 0, 1" in lines[0] and "text 39" in lines[0]
     assert "10 times, for 100.00 s in total" in lines[1]
+    standing = run(
+        rank(0), ended=True, findings=tuple(past[:2])
+    )  # as the end of a run closes its findings
+    page = advice.content(Known(where, standing, {}, findings=past[:2]))
+    assert "No finding has been resolved" in str(page.parts["earlier"]["children"])
 
 
 def test_what_is_missing_is_said_and_not_drawn() -> None:
@@ -723,7 +788,7 @@ def test_a_difference_of_many_steps_is_of_equal_ranges_and_small_memory_is_legib
     }
     found = charts.difference_chart(charts.Chart("Host memory, highest rank", "GiB", lines, 2.0))
     assert found is not None and found.unit == "MiB"
-    assert found.title == "Host memory: difference from A, median of each 3 steps"
+    assert found.title == "Host memory minus A, median of 3 steps"
     x, y = found.traces["B two"]
     assert (x[0], x[-1]) == (498, 999) and len(x) == 168
     assert set(y[2:-1]) == {256.0}
@@ -861,7 +926,7 @@ def test_runs_are_laid_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     drawn = charts.overlaid_charts([(f.newest().run, f.series((), 0, None)[1]) for f in followed])
     text = json.dumps(runs_page.comparison_view(found, drawn), cls=components_encoder())
     assert "+100.0 %" in text and found.advice.take == 0
-    assert "Step time: difference from A" in text
+    assert "Step time minus A" in text
     difference = charts.difference_chart(drawn["step-time"])
     assert difference is not None and difference.steps == (1, 59)
     assert difference.traces["A fast"] == ([*range(1, 60)], [0.0] * 59)
@@ -993,7 +1058,7 @@ def posted(app: Any, path: str, body: bytes) -> bytes:
 def test_a_chart_without_a_value_says_so_and_has_no_axes() -> None:
     page = layout.page_of(Known(Route(run="train-1"), run(rank(0, recent=())), rows(1, 1, 0)))
     figure = page.charts["exposed"].figure()
-    assert figure["layout"]["title"]["text"] == "Exposed communication: no completed step yet"
+    assert figure["layout"]["title"]["text"] == "Exposed communication: no completed step"
     assert not figure["layout"]["xaxis"]["visible"] and figure["layout"]["height"] < 100
 
 

@@ -39,9 +39,20 @@ def test_every_span_is_a_bar_at_its_moment(found: Lanes) -> None:
         begin = (max(span.begin_ns, span.end_ns - span.exposed_ns) - found.zero_ns) / 1e6
         end = (span.end_ns - found.zero_ns) / 1e6
         assert (f"{span.unit} {span.name}", round(begin, 3), round(end - begin, 3)) in drawn
-    phases = sum(s.stream is Stream.COMPUTE for s in found.spans)
+    own = next(len(trace["x"]) for trace in made["data"] if trace["name"] == "own code")
+    phases = own + sum(s.stream is Stream.COMPUTE for s in found.spans)
     hidden = sum(len(t["x"]) for t in made["data"] if t["name"] == "hidden communication")
     assert sum(len(t["x"]) for t in made["data"]) == phases + hidden + 2 * len(blocked)
+
+
+def test_phases_and_own_code_fill_the_steps_of_a_rank(found: Lanes) -> None:
+    """Without collectives: those lie over them."""
+    traces = plotly_figures.lanes_figure(found)["data"]
+    phases = [t for t in traces if "communication" not in t["name"]]
+    for lane, number in ((0, 0), (traces[0]["y"][-1], 1)):
+        spent = sum(x for t in phases for x, y in zip(t["x"], t["y"], strict=True) if y == lane)
+        steps = sum(step.end_ns - step.begin_ns for step in found.steps if step.rank == number)
+        assert spent == pytest.approx(steps / 1e6, rel=0.02)
 
 
 def test_an_arrow_leads_from_the_first_rank_to_the_last(found: Lanes) -> None:

@@ -44,6 +44,12 @@ def test_the_end_of_a_rank(status: dict[str, Any], action: str) -> None:
     assert finding(snapshot, "ZM001", 0).action == ""
 
 
+def test_whoever_was_stopped_is_told_that_the_sender_is_unknown() -> None:
+    stopped = [rank(n, alive=False, failed=True, last_event_ns=1, ended="SIGTERM") for n in (0, 1)]
+    action = finding(run(*stopped, ended=True), "ZM001", 1).action
+    assert action.startswith("Nothing, if you stopped it.") and "sender" in action
+
+
 @pytest.mark.parametrize("is_over", [False, True])
 def test_a_hang_names_the_line_of_the_missing_rank(is_over: bool) -> None:
     """The stacks can be printed only while the processes live."""

@@ -87,11 +87,11 @@ def test_a_stall_names_since_when_and_where_each_rank_is() -> None:
     finding = found(stalled_for(60, stuck(0), stuck(1)))
     assert finding is not None and finding.severity is Severity.CRITICAL
     assert finding.text.startswith("no step has ended for 60 s")
-    assert finding.text.endswith(": ranks 0, 1 are between phases, at train.py:12 in oversleep")
+    assert finding.text.endswith(": ranks 0, 1 are in own code, at train.py:12 in oversleep")
     elsewhere = stuck(1, stack=(*SLEEPS[:-1], "/data/other.py:3 in load"))
     finding = found(stalled_for(60, stuck(0), elsewhere))
     assert finding is not None and "at other.py:3 in load" in finding.text
-    assert "rank 0 is between phases, at train.py:12 in oversleep; rank 1 is" in finding.text
+    assert "rank 0 is in own code, at train.py:12 in oversleep; rank 1 is" in finding.text
 
 
 def test_a_rank_whose_agent_sees_progress_is_not_stalled() -> None:

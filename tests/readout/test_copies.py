@@ -115,7 +115,7 @@ SENTENCES = (
     "is stuck", "has not ended for", " memory runs out at about ", " memory at about step ",
     "the others wait ", "has not reported for",
     "not seen for", "died: rank", "stopped by ", "finished after", "running, step ",
-    "; cost: ", "predicted: ", " shorter", " less per rank", "up to -", "between phases",
+    "; cost: ", "predicted: ", " shorter", " less per rank", "up to -", "in own code",
     "no margin is left", " such kills", "has not called it",
 )  # fmt: skip
 """Parts of the sentences that more than one view shows; a part stands in one module."""

@@ -147,7 +147,7 @@ def test_a_straggler_comes_with_what_is_known_of_it() -> None:
     )  # fmt: skip
     assert straggler_text(late) == (
         "rank 3: late by 10.0 ms per step (data wait) since step 40; "
-        "the others wait a median 12.0 ms per step (3.1 %); its clocks are held down"
+        "the others wait 12.0 ms in the median step (3.1 %); its clocks are held down"
     )
     between = replace(late, phases=("other", "forward"), cause="")
     assert "late by 10.0 ms per step (own code and forward)" in straggler_text(between)

@@ -155,7 +155,7 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
     "finished": (_two(ended=True), Health.FINISHED, "of a step"),
     "first step": (
         run(rank(0, watched_steps=0, recent=(), stack=("/home/me/train.py:21 in main",), phase="other")),
-        Health.STARTING, "no step has ended after 30.00 s; rank 0 is between phases, at ",
+        Health.STARTING, "no step has ended after 30.00 s; rank 0 is in own code, at ",
     ),
     "first step, where ranks wait for the one that has called less": (
         run(*(
@@ -164,7 +164,7 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
                      group_id="0", label="world", ranks=(0, 1), sequence=3 - number),))
             for number in (0, 1)
         )),
-        Health.STARTING, "no step has ended after 30.00 s; rank 1 is between phases, at ",
+        Health.STARTING, "no step has ended after 30.00 s; rank 1 is in own code, at ",
     ),
     "first step of another attempt": (
         run(rank(0, watched_steps=0, recent=(), started_ns=0), attempt=2, taken_ns=3_000_000_000),
@@ -174,7 +174,7 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
         run(rank(0, watched_steps=0, recent=(), stack=("/home/me/train.py:21 in main",), phase="other",
                  alive=False, failed=True, ended="SIGTERM", started_ns=0,
                  last_event_ns=16_000_000_000), ended=True),
-        Health.STOPPED, "no step had ended after 16.00 s; rank 0 was between phases, at ",
+        Health.STOPPED, "no step had ended after 16.00 s; rank 0 was in own code, at ",
     ),
     "stopped because another rank has not joined": (
         run(rank(1, watched_steps=0, recent=(), alive=False, failed=True, ended="SIGTERM", started_ns=0,

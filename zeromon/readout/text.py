@@ -220,7 +220,7 @@ def doing(rank: RankSnapshot) -> str:
         return "not watched any more"
     if not rank.steps.phase:
         return "running"  # read from Prometheus, which does not know more
-    phrases = [f"in {rank.steps.phase}" if rank.steps.phase != "other" else "between phases"]
+    phrases = [f"in {rank.steps.phase}" if rank.steps.phase != "other" else "in own code"]
     if rank.steps.unit:
         phrases.append(f"unit {rank.steps.unit}")
     if rank.communication.in_flight:
@@ -476,15 +476,16 @@ def straggler_text(late: Straggler) -> str:
 def straggler_sentence(late: Straggler) -> str:
     """How late a straggler is and in which phases, since when, what it costs the others, and why."""
     start = f" since step {human_count(late.since_step)}" if late.since_step else ""
-    cost = f"{human_seconds(late.late_seconds)} per step ({human_ratio(late.share)})"
+    step = "in the median step" if late.since_step else "per step"  # a Prometheus has means
+    cost = f"{human_seconds(late.late_seconds)} {step} ({human_ratio(late.share)})"
     reason = f"; {late.cause}" if late.cause else ""
     if late.whole_node:
-        return f"all its ranks come after all others, which wait a median {cost}{start}{reason}"
+        return f"all its ranks come after all others, which wait {cost}{start}{reason}"
     if not late.phases:
-        return f"late{start}; the others wait a median {cost}{reason}"
+        return f"late{start}; the others wait {cost}{reason}"
     phases = " and ".join(PART_NAMES.get(phase, phase) for phase in late.phases)
     longer = human_seconds(late.longer_seconds)
-    return f"late by {longer} per step ({phases}){start}; the others wait a median {cost}{reason}"
+    return f"late by {longer} per step ({phases}){start}; the others wait {cost}{reason}"
 
 
 # ---- the agent --------------------------------------------------------------------------------------

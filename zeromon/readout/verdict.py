@@ -581,7 +581,7 @@ def _fits_text(run: RunSnapshot) -> str:
 
 
 def _no_step_text(run: RunSnapshot) -> str:
-    """``no step has ended after 20 s; rank 0 is between phases, at train.py:21``."""
+    """``no step has ended after 20 s; rank 0 is in own code, at train.py:21``."""
     has, is_, verb, seconds = "has", "is", "still in", run.taken_wall - run.started_wall
     started_ns = min((rank.status.started_ns for rank in run.ranks), default=run.taken_ns)
     step = "no step"
@@ -720,7 +720,7 @@ def risk_headline(rank: RankSnapshot, risk: Risk, *, short: bool = False) -> str
         return f"{owner} memory full at ~step {step}{time and f', {time}'}: {grower} +{rate}/step"
     owner = "the ranks run" if is_host else f"rank {rank.rank} runs"
     headline = f"{owner} out of {risk.pool} memory at about step {step}{time and f', in {time}'}"
-    return f"{headline}: {_memory_growth_text(rank, risk)}"
+    return f"{headline}: {_memory_growth_text(rank, risk)}".removesuffix(": ")  # a fleet tells no growth
 
 
 def _subject_of_trend(rank: RankSnapshot, risk: Risk) -> str:

@@ -22,6 +22,9 @@
   const skip = () => dash.no_update;
   let shown = null; // the route that the page on screen is of
   let busy = false;
+  // the cursor that a page has, and the last answer to it: Dash drops the result of a poll that takes longer than a
+  // tick, and the same points would be asked for and drawn again
+  let answered = { from: "", next: null };
   let playing = null;
   let held = false; // a mouse button, on a chart: new points would end the drag
 
@@ -77,15 +80,18 @@
     poll: async (_, route, at, cursor) => {
       if (playing) at = advance();
       if (!route || !cursor || busy || held || document.hidden) return skip();
+      const from = JSON.stringify(cursor) + route;
+      const known = answered.from === from ? answered.next : cursor;
       busy = true;
       shown = route;
       try {
-        const query = new URLSearchParams({ to: address(route, at), ...cursor });
+        const query = new URLSearchParams({ to: address(route, at), ...known });
         const answer = await fetch("/live?" + query, { cache: "no-store" });
         const body = await answer.json();
         if (shown !== route || held) return skip();
         dash.set_props("lost", { children: answer.ok ? "" : body.error || "" });
         if (!answer.ok) return skip();
+        answered = { from, next: body.cursor };
         for (const [id, props] of Object.entries(body.props))
           if (document.getElementById(id)) dash.set_props(id, props);
         for (const [id, points] of Object.entries(body.extend))
@@ -108,7 +114,7 @@
       document.title = `${parts.length ? parts[1] || parts[0] : (query.get("compare") || "runs").replaceAll(",", " against ")} · zeromon`;
       const run = parts[0] === "run" ? parts[1] : null;
       const pages = pageLinks().map((id) => id.slice("nav-".length));
-      for (const name of ["metric", "node", "changes"]) query.delete(name);
+      for (const name of ["metric", "node", "changes", "lanes", "zoom"]) query.delete(name);
       const hrefs = pages.map((page) => (run ? joined(`/run/${run}/${page}`, query) : "/"));
       const page = run ? (pages.includes(parts[2]) ? parts[2] : "overview") : "runs";
       const link = document.getElementById(`nav-${page}`); // of a narrow screen: a strip that scrolls
@@ -133,6 +139,31 @@
       if (!ends || ends[0] == null || ends[1] == null) return skip();
       const first = Math.max(0, Math.ceil(ends[0])), last = Math.max(0, Math.floor(ends[1]));
       return ofSteps(first <= last ? `${first}-${last}` : `${last}-${first}`);
+    },
+
+    // what the timeline shows is in the address, without a new page
+    laned: (steps) => {
+      const query = new URLSearchParams(window.location.search);
+      if (!steps || (query.get("lanes") || "3") === steps) return skip();
+      put(query, "lanes", steps, "3");
+      query.delete("zoom");
+      window.history.replaceState(window.history.state, "", joined(window.location.pathname, query));
+      return skip();
+    },
+
+    lanes: (event) => {
+      const query = new URLSearchParams(window.location.search);
+      const ends = event && (event["xaxis.range"] || [event["xaxis.range[0]"], event["xaxis.range[1]"]]);
+      if (ends && ends[0] != null) put(query, "zoom", ends.map((ms) => Number(ms).toFixed(3)).join(":"), "");
+      else if (event && event["xaxis.autorange"]) query.delete("zoom");
+      else {
+        const kept = (query.get("zoom") || "").split(":").map(Number);
+        const drawn = document.querySelector("#lanes-chart .js-plotly-plot");
+        if (drawn && kept.length === 2 && kept.every(Number.isFinite)) window.Plotly.relayout(drawn, { "xaxis.range": kept });
+        return skip();
+      }
+      window.history.replaceState(window.history.state, "", joined(window.location.pathname, query));
+      return skip();
     },
 
     measured: (metric) => (metric ? searched((query) => put(query, "metric", metric, "late")) : skip()),
@@ -165,7 +196,7 @@
         const state = grid.getColumnState().filter(({ colId }) => !colId.startsWith("ag-Grid")).map(({ colId }) => (
           { colId, pinned: null, hide: !shown.includes(colId), ...(colId === "link" ? { width: 90 } : {}) }));
         grid.applyColumnState({ state });
-      }
+      } else if (window.innerWidth < 1200) grid.setColumnsVisible(["pace", "memory", "steps", "ranks", "duration"], false);
       document.documentElement.dataset.listed = "yes";
       const query = new URLSearchParams(window.location.search);
       const [colId, sort] = (query.get("sort") || "").split(":");

@@ -13,7 +13,8 @@ from zeromon_dashboard.widgets import finding_list, section_heading
 
 def content(view: Known) -> Page:
     """All findings, and the findings of the past."""
-    resolved = resolved_texts(view.findings)
+    standing = {(finding.code, finding.rank) for finding in view.run.findings}
+    resolved = resolved_texts([f for f in view.findings if (f.code, f.rank) not in standing])
     return Page(
         {
             "findings": {"children": finding_list(view.run.findings)},

@@ -53,6 +53,7 @@ def content(view: Known) -> Page:
                 or empty_figure("Bus bandwidth: no collective whose begin and end are known")
             },
             "sizes": {"figure": sizes or empty_figure("Sizes: no collective has been counted yet")},
+            "capture": {"style": {} if view.live and not view.run.ended else {"display": "none"}},
             "capture-state": {"children": _capture_state_text(view.run)},
         }
     )
@@ -68,6 +69,13 @@ def traffic_table_title(rank: RankSnapshot | None) -> str:
 
 def skeleton(props: Parts, _: Route) -> list[Any]:
     """The components that the content goes into."""
+    in_flight = [section_heading("In flight"), dmc.Stack(id="in-flight", gap=4, **props["in-flight"])]
+    capture = [
+        dmc.Button("Capture a trace of 2 steps", id="capture", **props["capture"]),
+        dmc.Text(id="capture-state", size="sm", **props["capture-state"]),
+    ]
+    result = dmc.Text(id="capture-result", size="sm", c="orange")
+    trace = [section_heading("Trace"), dmc.Group(capture, gap="sm"), result]
     return [
         dmc.Title(id="traffic-title", order=2, size="h5", **props["traffic-title"]),
         data_grid(
@@ -78,24 +86,7 @@ def skeleton(props: Parts, _: Route) -> list[Any]:
             "no collective of a rank has been counted yet",
         ),
         dmc.Stack(id="pipeline", gap=4, **props["pipeline"]),
-        two_columns(
-            html.Div(
-                [section_heading("In flight"), dmc.Stack(id="in-flight", gap=4, **props["in-flight"])]
-            ),
-            html.Div(
-                [
-                    section_heading("Trace"),
-                    dmc.Group(
-                        [
-                            dmc.Button("Capture a trace of 2 steps", id="capture"),
-                            dmc.Text(id="capture-state", size="sm", **props["capture-state"]),
-                        ],
-                        gap="sm",
-                    ),
-                    dmc.Text(id="capture-result", size="sm", c="orange"),
-                ]
-            ),
-        ),
+        two_columns(html.Div(in_flight), html.Div(trace)),
         graph_panel("own-time", props),
         two_columns(graph_panel("busbw", props), graph_panel("sizes", props)),
     ]

@@ -41,8 +41,11 @@ def skeleton(props: Parts, _: Route) -> list[Any]:
     return [
         widgets.card_row(props),
         widgets.graph_panel("memory", props),
-        widgets.two_columns(widgets.graph_panel("roles", props), widgets.graph_panel("within", props)),
-        dcc.Loading(html.Div(id="roles-over"), delay_show=300, type="dot"),
+        widgets.two_columns(
+            widgets.graph_panel("roles", props),
+            dcc.Loading(html.Div(id="roles-over"), delay_show=300, type="dot"),
+        ),
+        widgets.graph_panel("within", props),
         dmc.Text(id="rests", size="sm", c="dimmed", **props["rests"]),
     ]
 
@@ -67,7 +70,7 @@ def _fragmentation_cards(rank: RankSnapshot | None) -> list[Any]:
         figures_of: list[tuple[str, int | None, str]] = [
             ("Resident", rank.memory.rss_bytes, ""),
             ("Host headroom", host.headroom_bytes if host else None, f"cgroup: {limit}; "),
-            ("Pinned", rank.memory.pinned_bytes, ""),
+            ("Pinned", rank.memory.pinned_bytes, "no device; "),
         ]
     else:
         slack = memory.reserved_bytes - memory.allocated_bytes

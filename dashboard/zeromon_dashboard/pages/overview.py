@@ -11,7 +11,6 @@ from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.readout import text
 from zeromon.readout.answers import (
     Kind,
-    Segment,
     StepBar,
     events_of,
     findings_to_act_on,
@@ -37,7 +36,7 @@ from zeromon_dashboard.url_state import Route
 _MAIN = ("step-time", "memory")
 """Charts that answer a question; the others are folded."""
 _SPANS = ("waits-window", "step-time-title", "memory-title", "memory-answer", "ledger-line", "training")
-_NO_LEDGER = "n/a: the run has just begun, is a preflight, or has core metrics only"
+_NO_LEDGER = "n/a: no rank has reported any (a run that begins, a preflight, or core metrics only)"
 
 
 def content(view: Known) -> Page:
@@ -71,23 +70,22 @@ def skeleton(props: Parts, _: Route) -> list[Any]:
     """The components that the content goes into."""
     spans = {name: html.Span(id=name, **props[name]) for name in _SPANS}
     folded_names = [name for name in list_names() if name in props and name not in _MAIN]
-    return [
-        html.Div(
-            [
-                _answer_panel(
-                    [html.Span("What does a step wait for? "), spans["waits-window"]],
-                    html.Div(id="waits", **props["waits"]),
-                ),
-                _answer_panel(["What do I change?"], html.Div(id="to-change", **props["to-change"])),
-                _answer_panel([spans["step-time-title"]], widgets.graph("step-time", props)),
-                _answer_panel(
-                    [html.Span("Will it run out of memory? "), spans["memory-answer"]],
-                    html.P(spans["memory-title"], className="dim"),
-                    widgets.graph("memory", props),
-                ),
-            ],
-            className="answers",
+    answers = [
+        _answer_panel(
+            [html.Span("What does a step wait for? "), spans["waits-window"]],
+            html.Div(id="waits", **props["waits"]),
         ),
+        _answer_panel(["What do I change?"], html.Div(id="to-change", **props["to-change"])),
+        _answer_panel([spans["step-time-title"]], widgets.graph("step-time", props)),
+        _answer_panel(
+            [html.Span("Will it run out of memory? "), spans["memory-answer"]],
+            html.P(spans["memory-title"], className="dim"),
+            widgets.graph("memory", props),
+        ),
+    ]
+    return [
+        # Answers beside charts: together both columns are about as long, so that no panel is half empty
+        html.Div([html.Div(answers[:2]), html.Div(answers[2:])], className="answers"),
         html.Div(id="spreads", **props["spreads"]),
         html.Div(id="differences", **props["differences"]),
         widgets.folded(
@@ -149,7 +147,9 @@ _KIND_NAMES = {
 def _bar_markup(bar: StepBar, longest: float) -> Any:
     segments = [
         html.Div(
-            _fitting_label(segment, segment.seconds / longest),
+            [html.B(segment.name), f" {human_seconds(segment.seconds)}"]
+            if segment.seconds > _MIN_LABELLED * longest
+            else [],
             title=f"{segment.name}: {human_ratio(segment.seconds / bar.seconds)} of the step",
             className=f"part {segment.kind}{' late' if segment.late else ''}",
             style={"width": f"{100 * segment.seconds / longest:.2f}%"},
@@ -160,17 +160,8 @@ def _bar_markup(bar: StepBar, longest: float) -> Any:
     return html.Div([name, html.Div(segments, className="parts")], className="bar")
 
 
-_CHARACTERS = 70
-"""So many fit in a bar of the widest panel."""
-
-
-def _fitting_label(segment: Segment, share: float) -> list[Any]:
-    """The name and the seconds of *segment*, as far as they fit in *share* of a bar."""
-    seconds = f" {human_seconds(segment.seconds)}"
-    width = _CHARACTERS * share - 2
-    if len(segment.name) > width:
-        return []
-    return [html.B(segment.name), *([seconds] if len(segment.name + seconds) <= width else [])]
+_MIN_LABELLED = 0.13
+"""No name fits in a smaller share of a bar; of a larger one the style sheet hides what does not fit."""
 
 
 def _pace_texts(run: RunSnapshot) -> Iterator[tuple[str, str]]:
@@ -186,12 +177,14 @@ def _pace_texts(run: RunSnapshot) -> Iterator[tuple[str, str]]:
 def _unknown_reason(run: RunSnapshot) -> str:
     """Why no step can be shown."""
     if not run.ranks:
-        return "n/a: no rank has reported yet"
-    return "n/a: no step is timed" if run.last_step else "n/a: no step has ended yet"
+        return "n/a: no rank has reported"
+    return "n/a: no step is timed" if run.last_step else "n/a: no step has ended"
 
 
 def _change_panels(run: RunSnapshot) -> list[Any]:
-    notes = [dmc.Alert(note, color="orange") for note in text.notes_of(run) if run.ranks]
+    if not run.ranks:
+        return [html.P(_unknown_reason(run), className="dim")]
+    notes = [dmc.Alert(note, color="orange") for note in text.notes_of(run)]
     chosen = findings_to_act_on(run)
     if not chosen:
         return [*notes, html.P("Nothing: no finding says that a change would help.", className="dim")]

@@ -5,6 +5,7 @@ from typing import Any
 import dash_mantine_components as dmc
 
 from zeromon.base.units import human_count
+from zeromon.readout.answers import window_text
 from zeromon.readout.figures import MAPPED
 from zeromon.readout.tables import RANK_COLUMNS
 from zeromon.readout.text import straggler_text
@@ -17,10 +18,8 @@ from zeromon_dashboard.widgets import data_grid, graph_panel, grid_cells, grid_c
 
 # A grid draws no bars, and its step time has a chart
 _RANKS = tuple(column for column in RANK_COLUMNS if column.name != "last steps")
-COLUMNS = [
-    {**definition, "pinned": "left"} if definition["field"] == "rank" else definition
-    for definition in grid_columns(_RANKS)
-]
+_SPECIAL: dict[str, dict[str, Any]] = {"rank": {"pinned": "left"}, "state": {"flex": 3}}
+COLUMNS = [{**column, **_SPECIAL.get(column["field"], {})} for column in grid_columns(_RANKS)]
 
 
 def content(view: Known) -> Page:
@@ -51,14 +50,17 @@ def skeleton(props: Parts, route: Route) -> list[Any]:
 
 
 def _rank_count_text(view: Known) -> str:
-    """How many of all ranks the table has; "" where it has all."""
+    """The window of the figures, and how many of all ranks the table has where it has not all."""
     fleet, node = view.run.fleet, view.where.node
+    window = window_text(view.run).capitalize()
     if fleet is None:
-        return ""
+        return window
     if node:
-        return f"The ranks of {node}. Click a rank to open it."
+        return f"The ranks of {node}. Click a rank to open it. {window}."
     listed, total = human_count(len(view.run.ranks)), human_count(fleet.ranks)
-    return f"{listed} of {total} ranks, the most important ones. Click a node to see its ranks."
+    return (
+        f"{listed} of {total} ranks, the most important ones. Click a node to see its ranks. {window}."
+    )
 
 
 def rank_table_rows(run: RunSnapshot, node: str = "") -> list[dict[str, Any]]:

@@ -10,11 +10,8 @@ from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.step import Lanes
 from zeromon_dashboard import plotly_figures
 from zeromon_dashboard.page import Known, Page, Parts
-from zeromon_dashboard.url_state import Route
+from zeromon_dashboard.url_state import LANE_STEPS, Route
 from zeromon_dashboard.widgets import CONFIG
-
-STEPS = ("1", "3", "10")
-"""How many of the last steps one can choose."""
 
 
 def content(_: Known) -> Page:
@@ -24,11 +21,12 @@ def content(_: Known) -> Page:
 
 def skeleton(_: Parts, route: Route) -> list[Any]:
     """The number of steps, and the place for their lanes."""
+    choices = [*map(str, sorted(LANE_STEPS))]
     return [
         dmc.Group(
             [
                 dmc.Text("last steps", size="sm"),
-                dmc.SegmentedControl(id="lane-steps", data=list(STEPS), value=STEPS[1], size="sm"),
+                dmc.SegmentedControl(id="lane-steps", data=choices, value=str(route.lanes), size="sm"),
                 dmc.Button("read again", id="read-lanes", size="sm"),
                 html.A(
                     "trace for Perfetto",

@@ -33,7 +33,7 @@ def rank_died(run: RunSnapshot) -> Iterable[Match]:
         run.ranks if first_failure is not None and first_failure.status.stopped != CTRL_C else ()
     ):
         if (role := roles.get(rank.rank)) is not None:
-            remedy, action = None, ""
+            remedy, action = None, _IF_STOPPED if role is DeathRole.STOPPED else ""
             if role is DeathRole.CULPRIT:
                 remedy, action = _ladder_after_death(run, rank), _action_after_death(rank)
             severity = _SEVERITY_OF_DEATH[role]
@@ -89,6 +89,10 @@ def _action_after_death(rank: RankSnapshot) -> str:
 
 _RAISED_AT = re.compile(r"^\S+ at (\S+:\d+)")
 """Begin of ``ValueError at t.py:32: bad sample 4711``."""
+
+_IF_STOPPED = (
+    "Nothing, if you stopped it. Else look in the logs of launcher and scheduler for the sender."
+)
 
 _SEVERITY_OF_DEATH = {
     DeathRole.CULPRIT: Severity.CRITICAL,
@@ -274,7 +278,7 @@ def stalled(run: RunSnapshot) -> Iterable[Match]:
 
 
 def _stalled_ranks_text(ranks: Sequence[RankSnapshot], *, is_over: bool) -> str:
-    """``ranks 0, 1 are between phases, at t.py:32 in main``: of ranks that do the same."""
+    """``ranks 0, 1 are in own code, at t.py:32 in main``: of ranks that do the same."""
     head, names = ranks[0], named_ranks(sorted(rank.rank for rank in ranks))
     if head.status.pause and head.status.stack and head.status.pause != STARTS:
         script_place = text.script_line(head.status.stack)
