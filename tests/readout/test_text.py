@@ -154,7 +154,7 @@ def test_a_straggler_comes_with_what_is_known_of_it() -> None:
     bare = Straggler(
         rank=3, late_seconds=0.012, share=0.031, since_step=0, phases=(), longer_seconds=0.0
     )
-    assert straggler_text(bare) == "rank 3: late; the others wait a median 12.0 ms per step (3.1 %)"
+    assert straggler_text(bare) == "rank 3: late; the others wait 12.0 ms per step (3.1 %)"
 
 
 @pytest.mark.parametrize(
