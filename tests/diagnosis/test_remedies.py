@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import changed, deepspeed_facts, run, short_of_cpus, summary
+from builders import MS, changed, deepspeed_facts, run, short_of_cpus, summary
 from evidence import (
     CPU_STEP,
     FIRES,
@@ -338,6 +338,40 @@ def test_engines_that_pile_up_are_destroyed(living: int, grown: int, diff: str) 
                 capacity_bytes=20 * GIB, growth_bytes_per_step=11.0 * MIB, grown_bytes=GIB)  # fmt: skip
     (found_diff,) = remedies(one(engines=engines, roles=(state,), risks=(leak,)), "oom_risk")
     assert diff in found_diff
+
+
+def test_without_cpus_for_workers_a_faster_batch_is_advised() -> None:
+    snapshot = loads(loader={"num_workers": 0}, loading=made_in(0.08), pressure=CPU)
+    finding = found(snapshot, "data_wait")
+    assert finding is not None and finding.remedy is None
+    assert finding.action.startswith("Make a batch faster: storing samples as they are used")
+
+
+def test_workers_that_do_not_keep_up_are_not_started_again_by_an_epoch() -> None:
+    """Every fourth step waits for four workers, which need 170 ms for a batch; a step trains 15 ms."""
+    keeps_up = pausing(
+        Phase.DATA_WAIT, 8, 2000, loader={"num_workers": 4, "persistent_workers": False},
+        loading=made_in(0.6),
+    )  # fmt: skip
+    finding = found(keeps_up, "slow_steps")
+    assert finding is not None and finding.remedy is not None
+    behind = changed(keeps_up, loading=made_in(1.7))
+    finding = found(behind, "slow_steps")
+    assert finding is None or finding.remedy is None
+    told = found(behind, "data_wait")
+    assert told is not None and told.remedy is not None and "num_workers=8" in told.remedy.diff
+
+
+def test_workers_that_the_steps_need_are_not_taken_away() -> None:
+    """Eight that need 1.4 s for a batch deliver one each 175 ms; fewer would be the limit."""
+    starved = loads(loader={"num_workers": 8}, loading=made_in(1.4), pressure=short_of_cpus(0.5, cpus=2))
+    starved = changed(starved, recent=(summary(1, end_ns=300 * MS, start_ns=100 * MS),) * 30)
+    finding = found(starved, "cpu_starved")
+    assert finding is not None
+    assert finding.remedy is None or "num_workers" not in finding.remedy.diff
+    idle = changed(starved, loading=made_in(0.1))
+    finding = found(idle, "cpu_starved")
+    assert finding is not None and finding.remedy is not None and "num_workers=1" in finding.remedy.diff
 
 
 @pytest.mark.parametrize(

@@ -62,10 +62,10 @@ def test_what_came_from_disks() -> None:
 @pytest.mark.parametrize(
     ("loading", "part", "fix"),
     [
-        (made(), "87.5 % to read and transform", "samples stored as they are used"),
-        (made(disk=9 * MIB), "87.5 % to read and transform", "90.0 % of what they read comes"),
-        (made(collate=6.0), "75.0 % to collate", "a faster collate_fn"),
-        (made(transform=5.0, disk=9 * MIB), "62.5 % to transform", "transforms that are done once"),
+        (made(), "87.5 % to read and transform", "storing samples as they are used"),
+        (made(disk=9 * MIB), "87.5 % to read and transform", "of which 90.0 % comes from storage"),
+        (made(collate=6.0), "75.0 % to collate", "a collate_fn that makes a batch at once"),
+        (made(transform=5.0, disk=9 * MIB), "62.5 % to transform", "storing what the transforms make"),
     ],
 )  # fmt: skip
 def test_the_advice_names_the_greatest_part(loading: LoadingRow, part: str, fix: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from zeromon.base.units import human_ratio, human_seconds
 from zeromon.diagnosis.rule import ANY, Match, Waits, as_number, rule
 from zeromon.diagnosis.rules.common import MIB, MIN_SHARE, Gain, exposed_seconds, phase_time
-from zeromon.diagnosis.rules.loop import find_slow_steps
+from zeromon.diagnosis.rules.loop import find_slow_steps, workers_keep_up
 from zeromon.readout.breakdown import PART_NAMES, from_storage, launch_text, load_parts, pace, rank_parts
 from zeromon.ring.codes import Phase
 from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot
@@ -35,6 +35,7 @@ def data_wait(run: RunSnapshot) -> Iterable[Match]:
     if share < _MIN_WAIT_SHARE or (not _too_few_workers(rank) and _waits_for_new_workers(rank)):
         return
     workers = rank.config.loader.get("num_workers")
+    faster = _faster_batch(rank.training.loading)
     prepared = "" if workers is None else f"; {workers or 'no'} worker{'s' * (workers != 1)} prepare it"
     yield Match(
         f"{human_seconds(waits)} per step ({human_ratio(share)}) wait for the next batch"
@@ -43,6 +44,7 @@ def data_wait(run: RunSnapshot) -> Iterable[Match]:
         _more_workers(rank, len(run.ranks), waits) if _too_few_workers(rank) else None,
         # Without workers the rank makes its batches itself: only its own lack of CPUs explains the wait
         waits=Waits(share, AVOIDABLE, ANY if workers else rank.rank),
+        action=f"Make a batch faster: {faster}." if faster else "",
     )
 
 
@@ -51,15 +53,10 @@ def _too_few_workers(rank: RankSnapshot) -> bool:
 
     False where the CPUs are short already, which more workers would share.
     """
-    workers, loading = rank.config.loader.get("num_workers"), rank.training.loading
+    workers = rank.config.loader.get("num_workers")
     if workers is None or _cpu_wait(rank) >= CPU_WAIT.warning:
         return False
-    if not workers:
-        return True
-    if loading is None or not loading.batches:
-        return False
-    micro_steps = max(1, rank.steps.recent[-1].micro_steps)
-    return loading.fetch_seconds / loading.batches / workers > _trains_seconds(rank) / micro_steps
+    return not workers or not workers_keep_up(rank, _trains_seconds(rank))
 
 
 def _trains_seconds(rank: RankSnapshot) -> float:
@@ -71,7 +68,7 @@ def _waits_for_new_workers(rank: RankSnapshot) -> bool:
     """Returns True if a few steps hold the waits, as where each epoch starts its workers; see ZM608."""
     slow = find_slow_steps(rank)
     if slow is not None and slow.cause is Phase.DATA_WAIT:
-        return True
+        return workers_keep_up(rank, _trains_seconds(rank))
     # Too early for ZM608: known workers that keep up in the usual step wait for nothing but their start
     shares = [
         step.phase_ns[Phase.DATA_WAIT] / max(1, step.end_ns - step.start_ns)
@@ -99,7 +96,7 @@ def _more_workers(rank: RankSnapshot, ranks: int, waits: float) -> Remedy:
         cause=(
             "the workers do not keep up" if workers else "the training process makes its batches itself"
         )
-        + _how_to_shorten(rank.training.loading),
+        + f"; {_faster_batch(rank.training.loading)} helps, too".removeprefix(";  helps, too"),
         dialect=ConfigFormat.DATA_LOADER,
         diff=f"- DataLoader(data, num_workers={workers})\n"
         f"+ DataLoader(data, num_workers={count}, persistent_workers=True)",
@@ -120,23 +117,22 @@ def _main_batch_part(loading: LoadingRow | None) -> str:
     return f"; over the whole run a batch takes {batch_time} to make, {share} to {work}"
 
 
-def _how_to_shorten(loading: LoadingRow | None) -> str:
-    """Returns how to shorten the greatest part of a batch, beside workers."""
+def _faster_batch(loading: LoadingRow | None) -> str:
+    """Returns what shortens the greatest part of a batch, beside workers; "" where that is not known."""
     if loading is None or loading.fetch_seconds <= 0:
         return ""
     (work, _), *_ = load_parts(loading).items()
     stored = from_storage(loading)
     if work.startswith("read") and stored is not None:
-        share = human_ratio(stored)
-        return f"; {share} of what they read comes from storage: a local or smaller copy helps more"
-    return f"; {_SHORTER[work]}"
+        return f"a local or smaller copy of the data, of which {human_ratio(stored)} comes from storage,"
+    return _SHORTER[work]
 
 
 _SHORTER = {
-    "collate": "a faster collate_fn, or one that makes a batch at once (__getitems__), helps, too",
-    "transform": "transforms that are done once and stored, or on the device, help, too",
-    "read": "samples stored as they are read (packed, decoded) help, too",
-    "read and transform": "samples stored as they are used (packed, decoded, tokenized) help, too",
+    "collate": "a collate_fn that makes a batch at once (__getitems__)",
+    "transform": "storing what the transforms make, or transforming on the device",
+    "read": "storing samples as they are read (packed, decoded)",
+    "read and transform": "storing samples as they are used (packed, decoded, tokenized)",
 }
 
 
@@ -191,10 +187,12 @@ def _fewer_threads(rank: RankSnapshot, ranks: int, cpus: float) -> Remedy | None
     """
     workers = rank.config.loader.get("num_workers", 0)
     threads = max(1, int(cpus // ranks))
-    # The second part: else the remedy would advise as many workers as there are. The third: workers
-    # that sleep while they read use no CPU, and the steps need them all
+    # The second part: else the remedy would advise as many workers as there are
     fewer = workers * ranks >= max(1.0, cpus) and workers > max(1, threads - 1)
+    # Workers that sleep while they read use no CPU, and the steps may need them all
     fewer = fewer and phase_time(rank, Phase.DATA_WAIT)[1] < _MIN_WAIT_SHARE
+    needed = max(1, threads - 1) / max(1, workers)
+    fewer = fewer and workers_keep_up(rank, _trains_seconds(rank) * needed)
     if not fewer and rank.config.process.get("threads", 0) <= threads:
         return None
     form, diff = _limited_threads(rank, threads)

@@ -299,6 +299,15 @@ def find_slow_steps(rank: RankSnapshot) -> Slow | None:
     return Slow(slow, usual_ns / 1e9, lost / 1e9, cause, excess[cause] / 1e9)
 
 
+def workers_keep_up(rank: RankSnapshot, step_seconds: float) -> bool:
+    """Returns False if all workers together take longer for a batch than so long a step does."""
+    workers, loading = rank.config.loader.get("num_workers"), rank.training.loading
+    if not workers or loading is None or not loading.batches:
+        return True
+    micro_steps = max(1, rank.steps.recent[-1].micro_steps)
+    return loading.fetch_seconds / loading.batches / workers <= step_seconds / micro_steps
+
+
 def _persistent_workers(rank: RankSnapshot, slow: Slow) -> Remedy | None:
     """Workers that stay, where the slow steps wait for workers that an epoch starts anew."""
     workers = rank.config.loader.get("num_workers", 0)
@@ -307,6 +316,7 @@ def _persistent_workers(rank: RankSnapshot, slow: Slow) -> Remedy | None:
         or not workers
         # Unknown counts as set, or the remedy might advise what is already so
         or rank.config.loader.get("persistent_workers", True)
+        or not workers_keep_up(rank, slow.usual_seconds)
     ):
         return None
     count = len(_later_steps(rank))
