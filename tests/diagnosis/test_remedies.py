@@ -369,7 +369,7 @@ def test_workers_that_the_steps_need_are_not_taken_away() -> None:
     finding = found(starved, "cpu_starved")
     assert finding is not None
     assert finding.remedy is None or "num_workers" not in finding.remedy.diff
-    idle = changed(starved, loading=made_in(0.1))
+    idle = changed(starved, loading=made_in(0.01))
     finding = found(idle, "cpu_starved")
     assert finding is not None and finding.remedy is not None and "num_workers=1" in finding.remedy.diff
 
@@ -380,8 +380,8 @@ def test_workers_that_the_steps_need_are_not_taken_away() -> None:
         (0.020, 0.180, 0, 16, 0.0775, 0.1705),  # measured: 158 ms, examples/slow_loader.py
         (0.0084, 0.1716, 0, 2, 0.0042, 0.151),  # measured: 135 ms; a worker that computes hides 8.4 ms
         (0.120, 0.080, 0, 16, 0.040, 0.088),  # four workers hide all of it
-        (0.120, 0.080, 4, 16, 0.024, 0.080),
-        (0.020, 0.060, 4, 2, 0.0, 0.040),  # a step as long as its batch: half
+        (0.120, 0.080, 4, 16, 0.024, 0.088),
+        (0.020, 0.060, 4, 2, 0.0, 0.044),  # a step as long as its batch: half
     ],
 )
 def test_what_workers_gain_is_a_step_as_long_as_its_training_or_its_batch(

@@ -312,29 +312,24 @@ class _Contest:
     unit: str
     """The unit of the speeds; without speeds, the reason."""
     speeds: Mapping[int, Estimate]
-    """Speed at the median step."""
-    achieved: Mapping[int, Estimate]
-    """Speed over all steps, pauses included."""
+    """Speed over all steps, as the rows of rates: a median hides every fourth step that waits."""
     peak: Metric
     memory: Mapping[int, Estimate]
     headroom: Mapping[int, float]
     machines: Sequence[Machine]
 
     def fast(self, among: Mapping[int, Estimate]) -> list[int]:
-        """Returns the column with the fastest median step, and the columns within its noise."""
+        """Returns the column with the highest speed, and the columns within its noise."""
         if not among:
             return []
         top = max(among, key=lambda i: among[i].value)
         return [top, *(i for i in among if i != top and not self._is_slower(i, top))]
 
     def _is_slower(self, rival: int, top: int) -> bool:
-        """Returns whether column *rival* is slower than *top* by more than the noise, pauses included.
+        """Returns whether column *rival* is slower than *top* by more than the noise.
 
         What a lack of CPUs or a neighbour may have added to its steps is not counted.
         """
-        # A run whose pauses use up its lead at the median step has no lead
-        if self.achieved[rival].value > self.achieved[top].value:
-            return False
         fast, slow = self.speeds[top], self.speeds[rival]
         noise = SPEED.noise(fast, slow)
         _, upper = span(SPEED, self.machines[top], self.machines[rival], fast.value, slow.value)
@@ -372,8 +367,7 @@ class _Contest:
             )
         names = ", ".join(self.names[i] for i in sorted(fast))
         if any(SPEED.differ(self.speeds[fast[0]], self.speeds[i]) for i in fast[1:]):
-            lost = "pauses use up the lead at the median step, or a lack of CPUs may explain it"
-            return None, f"take any of {names}: {lost}"
+            return None, f"take any of {names}: the machine may be the reason for the lead"
         return None, f"take any of {names}: neither speed nor memory differs significantly"
 
     def _rivals_in_memory(self, top: int, fast: Sequence[int]) -> list[int]:
@@ -383,17 +377,14 @@ class _Contest:
         return [i for i in self.small(memory) if i != top]
 
     def _lead_text(self, top: int, among: Mapping[int, Estimate]) -> str:
-        """Returns the lead in speed, such as ``12 % (± 2) faster than C (ZeRO-3)``, and the headroom.
-
-        Over all steps, as the rows of rates: a median hides every fourth step, which waits for workers.
-        """
+        """Returns the lead in speed, such as ``12 % (± 2) faster than C (ZeRO-3)``, and the headroom."""
         rivals = [i for i in among if i != top]
         lead = "the only one with room to spare"
         if rivals:
-            second = max(rivals, key=lambda i: self.achieved[i].value)
-            runner_up, winner = self.achieved[second], self.achieved[top]
-            gain = winner.value / runner_up.value - 1
-            noise = (SPEED.noise(runner_up, winner) or 0.0) / runner_up.value
+            second = max(rivals, key=lambda i: among[i].value)
+            runner_up = among[second]
+            gain = among[top].value / runner_up.value - 1
+            noise = (SPEED.noise(runner_up, among[top]) or 0.0) / runner_up.value
             lead = f"{gain * 100:.0f} % (± {noise * 100:.0f}) faster than {self.names[second]}"
         if top in self.headroom:
             lead += f", with {human_ratio(self.headroom[top])} of its device free"
@@ -440,16 +431,15 @@ def _build_contest(
         # A figure that one column lacks must not decide between the others
         return figures_by_column if len(figures_by_column) == len(survivors) else {}
 
-    times, overall = of_all("step_time"), of_all("steps_per_second")
+    times = of_all("mean_step_time")
     work, unit = _step_work(columns, survivors)
-    if not times or not overall:
+    if not times:
         work, unit = {}, "one has no step after the warm-up"
     peak = METRIC[peak_memory(on_device=bool(of_all("peak_reserved")))]
     return _Contest(
         names=names_of(columns),
         unit=unit,
         speeds={i: times[i].inverted().scaled(amount) for i, amount in work.items()},
-        achieved={i: overall[i].scaled(amount) for i, amount in work.items()},
         peak=peak,
         memory=of_all(peak.name),
         headroom={i: f.value for i, f in known_figures("headroom").items()},
