@@ -44,8 +44,9 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     images = SlowImages()
     loader = DataLoader(
-        images, batch_size=16, sampler=DistributedSampler(images), num_workers=options.workers
-    )
+        images, batch_size=16, sampler=DistributedSampler(images),
+        num_workers=options.workers, persistent_workers=options.workers > 0,
+    )  # fmt: skip
     for step, (pixels, labels) in enumerate(loader, 1):
         loss = F.cross_entropy(model(pixels), labels)
         loss.backward()

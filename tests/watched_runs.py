@@ -45,7 +45,7 @@ RUNS = {
     "healthy": Watched("slow_rank.py", ("none", "0", "1200", "ddp")),
     "slow": Watched("slow_rank.py", ("forward", "2.0", "100000"), 100.0),
     "hung": Watched("faults.py", ("fsdp2", "sleep", "500"), 120.0),
-    "dead": Watched("../../examples/leak.py", ("--keep", "3"), limited=True),
+    "dead": Watched("../../examples/leak.py", ("--batch", "4"), limited=True),
 }
 
 

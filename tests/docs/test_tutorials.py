@@ -24,7 +24,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MAX_WORDS = 900
 CGROUP = Path("/sys/fs/cgroup/memory")
 VIRTUAL = ROOT / "build" / "vgpu" / "torch-2.13.0"
-INSTALLED = ("python3 -m venv", ". try/", "pip ")
+INSTALLED = ("python3 -m venv", ". try/", "pip ", "make vgpu")
 """Beginnings of the commands that make the environment, which a test has already."""
 
 
@@ -67,7 +67,7 @@ def test_a_command_without_a_run_prints_what_the_page_shows(
 
 
 FINDERS = ("zeromon report", "zeromon preflight")
-[KILLED] = [command for _, command in ALL if "leak.py" in command and "--keep" not in command]
+[KILLED] = [command for _, command in ALL if "leak.py" in command and "--item" not in command]
 
 
 class Reader:
@@ -77,12 +77,15 @@ class Reader:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self._variables = {**os.environ, "PATH": path, "ZEROMON_STORE": str(store),
                            "ZEROMON_DIR": str(rings)}  # fmt: skip
+        self._exports: list[str] = []
 
     def follow(self, text: str) -> dict[str, str]:
         """Types every command of *text*; returns what each has printed to stdout."""
         printed: dict[str, str] = {}
         for command in commands(text):
-            if not command.startswith(INSTALLED):
+            if "export " in command:
+                self._exports.append(command)
+            elif not command.startswith(INSTALLED):
                 done = self._type(command)
                 printed[command] = done.stdout
                 # 1 are findings; a training that is killed has the code of torchrun
@@ -92,8 +95,9 @@ class Reader:
         return printed
 
     def _type(self, command: str) -> subprocess.CompletedProcess[str]:
+        script = "\n".join((*self._exports, command))
         return subprocess.run(
-            ["bash", "-c", command], cwd=ROOT, env=self._variables, capture_output=True, text=True,
+            ["bash", "-c", script], cwd=ROOT, env=self._variables, capture_output=True, text=True,
             timeout=300, check=False,
         )  # fmt: skip
 
@@ -155,7 +159,9 @@ def test_the_preflight_meets_the_out_of_memory_and_removes_it(reader: Reader) ->
     """Memory is that of torch's allocator, to the byte; the modelled step too, as no host is in it."""
     text = PAGES["preflight"]
     printed = reader.follow(text)
-    for command in commands(text)[1:]:
+    preflights = [row for row in commands(text) if row.startswith("zeromon preflight ")]
+    assert len(preflights) == 2
+    for command in preflights:
         rows = [row for row in output_after(text, command) if row.startswith(("  ranks ", "  memory "))]
         assert len(rows) == 2
         assert set(rows) <= set(printed[command].splitlines())

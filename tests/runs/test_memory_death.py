@@ -48,7 +48,7 @@ def test_a_leak_is_called_before_the_kernel_kills_and_explained_after(node: Node
     snapshots: list[RunSnapshot] = []
     script = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'
     command = ["sh", "-c", script, "sh", *FORKED, "2", str(ROOT / "examples" / "leak.py")]
-    command += ["--keep", "5"]
+    command += ["--batch", "8"]
     result = node.run(command, seen=snapshots.append)
     assert result.code != 0
     end = max(rank.steps.last_step for rank in result.snapshot.ranks)
@@ -103,7 +103,7 @@ def test_state_that_will_not_fit_is_told_before_it_is_made(node: Node, cgroup: P
 
 def test_a_kill_by_hand_is_not_blamed_on_the_kernel(node: Node) -> None:
     """SIGKILL without an OOM kill on record stays what it is."""
-    command = [*LAUNCH, "1", str(ROOT / "examples" / "leak.py"), "--keep", "0"]
+    command = [*LAUNCH, "1", str(ROOT / "examples" / "leak.py"), "--item"]
     snapshots: list[RunSnapshot] = []
 
     def kill(snapshot: RunSnapshot) -> None:
