@@ -93,9 +93,13 @@ _MAX_DEATHS = 3
 
 
 def _held_memory_rows(rank: RankSnapshot) -> list[tuple[int, str]]:
-    """(bytes, what) of a rank, where its memory ran out: the device's roles, or the host's."""
+    """(bytes, what) of a rank, where its memory ran out: the device's roles, or the host's.
+
+    What is reserved and not allocated is known of a sample after the failed allocation only.
+    """
     tier = "host" if rank.memory.out_of_memory is None else "device"
-    return [(role.tiers.get(tier, 0), role.name) for role in role_lines(rank)]
+    of_sample = text.UNATTRIBUTED_NAMES["reserved_unallocated"]
+    return [(row.tiers.get(tier, 0), row.name) for row in role_lines(rank) if row.name != of_sample]
 
 
 def _out_of_memory(rank: RankSnapshot) -> list[str]:
