@@ -156,7 +156,7 @@ async def test_figures_are_those_of_the_report(store: Store, capsys: pytest.Capt
     assert f"goodput {human_ratio(1 - waited / seconds)}" in await ask("ledger")
     late = known["stragglers"][0]
     said = await ask("communication", run="wide")
-    assert f"the others wait a median {human_seconds(late['late_seconds'])}" in said
+    assert f"the others wait {human_seconds(late['late_seconds'])} in the median step" in said
     comm = one["communication"]
     exposed = f"{human_seconds(comm['exposed_seconds'])}, {human_ratio(comm['exposed_ratio'])}"
     assert f"exposed {exposed}" in said

@@ -152,7 +152,7 @@ def test_what_is_not_measured_is_said_by_the_picture(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     store.save(snapshot(run="young"))
     young: Run = zeromon.load(str(store.folder("young")))
-    assert young.exposed().layout.title.text == "Exposed communication: no completed step yet"
+    assert young.exposed().layout.title.text == "Exposed communication: no completed step"
     assert young.roles().layout.title.text == "Memory by role: no census has been taken yet"
     assert young.steps.empty and "exposed_seconds" in young.steps
 

@@ -82,7 +82,7 @@ def test_ranks_are_known_before_they_report_and_attempts_that_never_do(
     restarts = seen(watched, command=("torchrun", "--max-restarts", "1"))
     assert restarts.restarting == 2 and judge_run(restarts).health is Health.RESTARTING
     tell(launcher, "2")
-    again = wait_for(lambda: (found := seen(watched)).starting and found)
+    again = wait_for(lambda: len((found := seen(watched)).starting) == 2 and found)
     assert again.restarting == 2 and run_state(again) == "restarting, attempt 2"
     tell(launcher, "ends")
     over = wait_for(lambda: len((found := seen(watched, ended=True)).attempts) == 2 and found)

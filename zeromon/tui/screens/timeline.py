@@ -86,7 +86,7 @@ class Lanes(TimeAxis):
     def _lines(self, width: int, height: int) -> list[Line]:
         model = self._model
         if model is None or not any(rank.steps.recent for rank in model.ranks):
-            return [[("no completed step yet", "dim")]]
+            return [[("no completed step", "dim")]]
         letters = model.look.letters
         now_ns = max(rank.steps.recent[-1].end_ns for rank in model.ranks if rank.steps.recent)
         stop = now_ns - round(self.back * 1e9)
