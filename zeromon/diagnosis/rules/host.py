@@ -187,12 +187,14 @@ def _fewer_threads(rank: RankSnapshot, ranks: int, cpus: float) -> Remedy | None
     """
     workers = rank.config.loader.get("num_workers", 0)
     threads = max(1, int(cpus // ranks))
-    # The second part: else the remedy would advise as many workers as there are
-    fewer = workers * ranks >= max(1.0, cpus) and workers > max(1, threads - 1)
+    fewer_workers = max(1, threads - 1)
     # Workers that sleep while they read use no CPU, and the steps may need them all
-    fewer = fewer and phase_time(rank, Phase.DATA_WAIT)[1] < _MIN_WAIT_SHARE
-    needed = max(1, threads - 1) / max(1, workers)
-    fewer = fewer and workers_keep_up(rank, _trains_seconds(rank) * needed)
+    fewer = (
+        workers * ranks >= max(1.0, cpus)
+        and workers > fewer_workers
+        and phase_time(rank, Phase.DATA_WAIT)[1] < _MIN_WAIT_SHARE
+        and workers_keep_up(rank, _trains_seconds(rank), fewer_workers)
+    )
     if not fewer and rank.config.process.get("threads", 0) <= threads:
         return None
     form, diff = _limited_threads(rank, threads)
@@ -201,7 +203,7 @@ def _fewer_threads(rank: RankSnapshot, ranks: int, cpus: float) -> Remedy | None
         "else runs on this host share its CPUs",
         dialect=ConfigFormat.DATA_LOADER if fewer else form,
         diff=f"- DataLoader(data, num_workers={workers})\n"
-        f"+ DataLoader(data, num_workers={max(1, threads - 1)})"
+        f"+ DataLoader(data, num_workers={fewer_workers})"
         if fewer
         else diff,
         gain_low_seconds=0.0,

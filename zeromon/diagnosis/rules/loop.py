@@ -299,9 +299,9 @@ def find_slow_steps(rank: RankSnapshot) -> Slow | None:
     return Slow(slow, usual_ns / 1e9, lost / 1e9, cause, excess[cause] / 1e9)
 
 
-def workers_keep_up(rank: RankSnapshot, step_seconds: float) -> bool:
-    """Returns False if all workers together take longer for a batch than so long a step does."""
-    workers, loading = rank.config.loader.get("num_workers"), rank.training.loading
+def workers_keep_up(rank: RankSnapshot, step_seconds: float, workers: int = 0) -> bool:
+    """Returns False if *workers*, by default all, take longer for a batch than *step_seconds*."""
+    workers, loading = workers or rank.config.loader.get("num_workers", 0), rank.training.loading
     if not workers or loading is None or not loading.batches:
         return True
     micro_steps = max(1, rank.steps.recent[-1].micro_steps)
