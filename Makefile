@@ -13,6 +13,7 @@ ALONE   = $(shell grep -rl --include 'test_*.py' 'pytest.mark.alone' tests)
 READY  := $(VENV)/.ready
 SITE   := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 COMPILED_OP := $(VENV)/.compiled
+HOOKS  := $(VENV)/.hooks
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # uv installs in half a minute what takes pip five. It reads no configuration of pip: what that says of
 # where packages are is handed on.
@@ -73,6 +74,11 @@ $(READY): pyproject.toml constraints.txt
 	DS_BUILD_OPS=0 $(UV) -c constraints.txt --no-build-isolation deepspeed
 	touch $(READY)
 
+# The agent's hooks in C, in place: an editable installation has them only so.
+$(HOOKS): $(READY) agents/zeromon_agents/runtime/compiled_hooks.c tools/compiled.py
+	$(BIN)/python tools/compiled.py --hooks
+	touch $(HOOKS)
+
 # What DeepSpeed's CPU backend compiles at its first use, beside the checks that need one core.
 $(COMPILED_OP): $(READY)
 	-PATH="$(CURDIR)/$(BIN):$$PATH" $(COMPILED) DS_ACCELERATOR=cpu $(BIN)/python -c \
@@ -98,7 +104,7 @@ check: static
 	  --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The static checks take the CPU time that tests leave: three workers often wait for what they have started.
-test: $(READY)
+test: $(READY) $(HOOKS)
 	@mkdir -p build
 	$(MAKE) --no-print-directory --jobs 2 --keep-going beside together; result=$$?; \
 	  $(MAKE) --no-print-directory alone && exit $$result
@@ -106,24 +112,24 @@ test: $(READY)
 beside:
 	nice -n 19 $(MAKE) --no-print-directory static > build/static.txt 2>&1 || { cat build/static.txt; exit 1; }
 
-together: $(COMPILED_OP)
+together: $(COMPILED_OP) $(HOOKS)
 	$(PYTEST) -m "$(HERE) and not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder $(SLOWEST)
 
 alone:
 	$(PYTEST) $(ALONE) -m "$(HERE) and alone" $(SLOWEST)
 
-test-long: $(COMPILED_OP)
+test-long: $(COMPILED_OP) $(HOOKS)
 	$(UV_ENV) $(PYTEST) -m long
 	ZEROMON_FUZZ_CASES=$(FUZZ) $(PYTEST) tests/fuzz
 
 HOURS ?= 6
-test-soak: $(READY)
+test-soak: $(READY) $(HOOKS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/long/soak.py --hours $(HOURS)
 
 test-matrix: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(UV_ENV) $(BIN)/python tests/matrix.py
 
-test-quiet: $(READY)
+test-quiet: $(READY) $(HOOKS)
 	$(PYTEST) -m quiet
 
 test-nvme: $(READY)
@@ -134,7 +140,7 @@ test-nvme: $(READY)
 test-torch: $(READY)
 	$(UV_ENV) $(BIN)/python tests/torch_versions.py $(VERSIONS)
 
-test-programs: $(COMPILED_OP)
+test-programs: $(COMPILED_OP) $(HOOKS)
 	$(COMPILED) $(BIN)/python tests/programs/others/run.py --environment "$(PROGRAMS)" $(ONLY)
 
 # 400 MB over what is installed here, where mlflow would replace other packages.
@@ -179,18 +185,18 @@ truth-table: vgpu
 	  $(BIN)/python tests/vgpu/truth_table.py --publish build/truth.jsonl
 
 # Without Triton: none of these tests compiles.
-test-vgpu-short: $(READY)
+test-vgpu-short: $(READY) $(HOOKS)
 	$(BIN)/python tests/vgpu/environment.py $(VGPU)
 	$(PYTEST) -m "vgpu and short" tests/vgpu --numprocesses 3 --dist load  # they wait for the device
 
-recordings: $(READY)
+recordings: $(READY) $(HOOKS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/recordings.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/watched_runs.py
 
-bench: $(READY)
+bench: $(READY) $(HOOKS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/bench/run.py -o build/bench.json
 
-bench-peers: $(READY)
+bench-peers: $(READY) $(HOOKS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/bench/run.py --peers -o build/bench-peers.json
 
 # The version is that of zeromon/__init__.py; the changelog has a part for it. KEY: your GPG key. What is

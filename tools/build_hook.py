@@ -1,8 +1,9 @@
 """Adds to the wheel what shells and ``man`` read, made from the parser of the command line.
 
-With ZEROMON_COMPILE=1 the wheel is one of this platform, with the collector's fold compiled
-(``compiled.py``); with the name of a machine, one for any Linux of that machine. An editable
-installation gets neither: its sources may change.
+The agent's hooks are compiled (``compiled.py``) where there is a C compiler, else the wheel is pure
+Python; ZEROMON_COMPILE=0 asks for that. With ZEROMON_COMPILE=1 the collector's fold is compiled, too;
+with the name of a machine, the wheel is one for any Linux of that machine. An editable installation gets
+nothing compiled: its sources may change.
 """
 
 from __future__ import annotations
@@ -54,20 +55,28 @@ class Hook(BuildHookInterface[Any]):
         for name, text in made.items():
             (self.folder / name).write_text(text)
             build_data["shared_data"][str(self.folder / name)] = PLACES[name]
-        if machine() == "1":
+        libraries = self._compiled()
+        if libraries and machine() in ("", "1"):
             build_data |= {"pure_python": False, "infer_tag": True}
-        elif machine():
+        elif libraries:
             python = f"cp{sys.version_info.major}{sys.version_info.minor}"
             tag = f"{python}-{python}-manylinux2014_{machine()}"
             build_data |= {"pure_python": False, "tag": tag}
-        if machine():
-            for library in self._compiled():
-                build_data["force_include"][str(self.folder / library)] = str(library)
+        for library in libraries:
+            build_data["force_include"][str(self.folder / library)] = str(library)
 
     def _compiled(self) -> list[Path]:
+        """The libraries in the folder: all that were asked for, or the hooks where they can be compiled."""
+        if os.environ.get("ZEROMON_COMPILE") == "0":
+            return []
         try:
-            return compiled.compile_into(self.folder, machine().removeprefix("1"))
-        except RuntimeError:
+            if machine():
+                return compiled.compile_into(self.folder, machine().removeprefix("1"))
+            return compiled.compile_hooks(self.folder)
+        except RuntimeError as error:
+            if not machine():
+                print(f"zeromon: its hooks are not compiled: {error}", file=sys.stderr)
+                return []
             rmtree(self.folder)
             raise
 
@@ -78,7 +87,7 @@ class Hook(BuildHookInterface[Any]):
 
 
 def machine() -> str:
-    """The machine to compile for: "1" is this one; "" where nothing is compiled."""
+    """The machine to compile the fold for: "1" is this one; "" where it is not compiled."""
     return os.environ.get("ZEROMON_COMPILE", "").removeprefix("0")
 
 

@@ -1,10 +1,12 @@
-"""Compiles what the collector does with every record, which takes half of its time.
+"""Compiles what the collector does with every record, and the hot paths of the agent's hooks.
 
     python tools/compiled.py FOLDER
+    python tools/compiled.py --hooks
 
 makes a copy of the package in FOLDER and compiles the modules below there; PYTHONPATH=FOLDER runs it.
 With ZEROMON_COMPILE=1 the build of the wheel does the same (``tools/build_hook.py``). They are ordinary
 Python, which mypyc reads by its types: nothing is written twice, and what is not compiled runs as it is.
+The hooks are a file of C beside the Python that stands in for it; ``--hooks`` compiles them in place.
 It needs mypy, setuptools and a C compiler. With ZEROMON_COMPILE=x86_64 or aarch64 the compiler is zig,
 from PyPI, for that machine and the glibc of manylinux2014.
 """
@@ -36,6 +38,44 @@ MODULES = (
     "zeromon/snapshot/intervals.py",
 )
 ROOT = Path(__file__).resolve().parents[1]
+HOOKS = Path("zeromon_agents/runtime/compiled_hooks.c")
+X86_64 = ("x86_64", "amd64", "AMD64")
+"""Where the order of a record's stores is that of the program: elsewhere records need a CRC."""
+
+
+def compile_hooks(folder: Path, machine: str = "") -> list[Path]:
+    """Compiles the hooks into *folder*; returns the library, relative to it, or [] on another machine.
+
+    *machine* as for :func:`compile_into`. Raises :class:`RuntimeError` with the compiler's words.
+    """
+    if (machine or platform.machine()) not in X86_64:
+        return []
+    suffix, environment = _suffix_and_environment(machine)
+    library = HOOKS.with_name(HOOKS.stem + suffix)
+    (folder / library).parent.mkdir(parents=True, exist_ok=True)
+    compiler = environment.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    flags = ["-O2", "-shared", "-fPIC", "-fno-strict-aliasing", "-I", sysconfig.get_paths()["include"]]
+    try:
+        done = subprocess.run(
+            [*compiler.split(), *flags, ROOT / "agents" / HOOKS, "-o", folder / library],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise RuntimeError(str(error)) from None
+    if done.returncode:
+        raise RuntimeError(done.stderr[-4000:])
+    return [library]
+
+
+def _suffix_and_environment(machine: str) -> tuple[str, dict[str, str]]:
+    """Returns how a library for *machine* is named, and the environment of its compiler."""
+    suffix, environment = str(sysconfig.get_config_var("EXT_SUFFIX")), dict(os.environ)
+    if machine:
+        suffix = suffix.replace(platform.machine(), machine)
+        # A build without optimization would trap at what C leaves undefined
+        zig = f"{sys.executable} -m ziglang cc -target {machine}-linux-gnu.{GLIBC}"
+        environment["CC"] = f"{zig} -fno-sanitize=undefined"
+    return suffix, environment
 
 
 def compile_into(folder: Path, machine: str = "") -> list[Path]:
@@ -48,13 +88,7 @@ def compile_into(folder: Path, machine: str = "") -> list[Path]:
         ROOT / "zeromon", folder / "zeromon", dirs_exist_ok=True,
         ignore=ignore_patterns("__pycache__", "*.so"),
     )  # fmt: skip
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    environment = dict(os.environ)
-    if machine:
-        suffix = suffix.replace(platform.machine(), machine)
-        # A build without optimization would trap at what C leaves undefined
-        zig = f"{sys.executable} -m ziglang cc -target {machine}-linux-gnu.{GLIBC}"
-        environment["CC"] = f"{zig} -fno-sanitize=undefined"
+    suffix, environment = _suffix_and_environment(machine)
     done = subprocess.run(
         [sys.executable, __file__, "--suffix", suffix],
         cwd=folder, env=environment, capture_output=True, text=True, check=False,
@@ -63,7 +97,7 @@ def compile_into(folder: Path, machine: str = "") -> list[Path]:
     found = [path for path in found if path.parts[0] != "build"]
     if done.returncode or len(found) <= len(MODULES):
         raise RuntimeError((done.stdout + done.stderr)[-4000:])
-    return found
+    return found + compile_hooks(folder, machine)
 
 
 def _build(suffix: str) -> None:
@@ -88,5 +122,7 @@ def _build(suffix: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "--suffix":
         _build(sys.argv[2])
+    elif sys.argv[1] == "--hooks":
+        compile_hooks(ROOT / "agents")
     else:
         print(*compile_into(Path(sys.argv[1]).resolve()), sep="\n")

@@ -44,8 +44,8 @@ _HEADER = struct.Struct("<8sIIQQqIiQQ")
 _NAMES_USED_AT = 256
 _NAMES_USED = struct.Struct("<Q")
 _NAME = struct.Struct("<HHII")
-_PACKED = struct.Struct("@nnIInnnnn")
-"""RECORD in fewer words, in the native form of x86-64, which Python packs fastest."""
+PACKED = struct.Struct("@nnIInnnnn").pack_into
+"""Packs a RECORD in fewer words, in the native form of x86-64, which Python packs fastest."""
 _BODY = struct.Struct("<QqIIqqqq")
 _TAIL = struct.Struct("<II")
 _CHUNK = 256
@@ -149,7 +149,7 @@ class RingWriter:
         self.muted: list[bool] = []  # filled when mute: its truth is the cheapest test there is
         self.slots = Slots(
             itertools.count(1).__next__,
-            _pack_with_crc if self._crc else _PACKED.pack_into,
+            _pack_with_crc if self._crc else PACKED,
             self._map[HEADER_SIZE + names_size :],
             capacity - 1,
         )
@@ -217,7 +217,7 @@ class RingWriter:
 # fmt: off
 def _pack_with_crc(records: memoryview, at: int, n: int, t: int, head: int, place: int,
               a: int, b: int, c: int, d: int, _: int) -> None:
-    """Writes a record with its CRC, called as ``_PACKED.pack_into`` is."""
+    """Writes a record with its CRC, called as ``PACKED`` is."""
     record = _BODY.pack(n, t, head, place, a, b, c, d)
     records[at : at + 64] = record + _TAIL.pack(n & 0xFFFFFFFF, zlib.crc32(record))
 # fmt: on

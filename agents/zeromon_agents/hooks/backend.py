@@ -20,7 +20,7 @@ from zeromon_agents.observe.offload import Transfers
 from zeromon_agents.observe.scalars import Scalars
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.observe.torch_roles import Models
-from zeromon_agents.runtime.around import Patches, around, leave_to_python
+from zeromon_agents.runtime.around import Patches, UnitEntry, around, leave_to_python
 from zeromon_agents.runtime.hook_context import ON, HookContext
 
 Describe = Callable[[Any], "tuple[str, dict[str, Any]] | None"]
@@ -73,11 +73,13 @@ class Units:
         event: UnitEvent | None = None,
         happens: Callable[..., bool] | None = None,
         subject: int = 0,
+        traced: bool = True,
     ) -> Callable[[Any], Any]:
         """Returns a wrapper for a function whose collectives belong to the unit of an argument.
 
         *subject* is the position of the argument that *describe* takes. An *event* is written when
-        *happens*, called with the positional arguments, returns True; always where it is None.
+        *happens*, called with the positional arguments, returns True; always where it is None. *traced* as
+        for :func:`around`.
         """
         context = self._context
 
@@ -93,7 +95,10 @@ class Units:
 
         # before torch 2.7 a frame does not leave its callees
         leave_to_python(happens, and_callees=True)
-        hook = around(context, enter_unit, scoped=True, active_from=ON, traced=True)
+        entry = UnitEntry(subject, -1 if event is None else int(event), happens)
+        hook = around(
+            context, enter_unit, scoped=True, active_from=ON, traced=traced, unit_entry=entry
+        )
         return lambda original: leave_to_python(hook(original), and_callees=False)
 
 

@@ -49,7 +49,11 @@ from zeromon_agents.runtime.hook_context import (
     WORD,
     Entry,
     HookContext,
+    compiled_hooks,
 )
+
+if compiled_hooks is not None:
+    compiled_hooks.settle_groups(Group)
 
 MAX_OPEN_WORKS = 4096
 BLOCKED_NS = 20_000
@@ -170,7 +174,7 @@ class Collectives:
         now_ns = time.monotonic_ns
         op, index, keyword, per_rank = slot
         issued = pack_head(Kind.ISSUED, op)
-        op_word, failed = pack_head(0, op), pack_head(0, flags=Flag.FAILED)
+        op_word = pack_head(0, op)
         is_async = pack_head(0, flags=Flag.ASYNC)
         attached, timed = self.attached, self._device.device_type
         wants_callback = op not in (Op.SEND, Op.RECV, Op.BARRIER)
@@ -225,7 +229,9 @@ class Collectives:
                     sequence = group.issued - group.point_to_point
                 head_word, at, engine = context.head_word, group.id | context.unit, context.engine
                 # The comparison spares the training thread a call at each collective
-                if _caller() != context.thread and self.is_apart(group):
+                caller = _caller()
+                is_known = caller in (context.thread, context.backward_thread)
+                if not is_known and self.is_apart(group):
                     # It is not of the phase, unit and engine of training, and may span steps.
                     # Control steps time it, too. On a device it is counted: the timer knows one stream.
                     head_word, at, engine = 0, context.place_apart(group.id), 0
@@ -279,9 +285,7 @@ class Collectives:
             except BaseException:
                 with suppress(Guard.CAUGHT):  # the caller must get the call's own error
                     if entry is not None:
-                        entry = _entry_of_work(entry)
-                        entry[WORD] |= failed
-                        self.done(entry, now_ns(), 0)
+                        self._ended_at_once(entry, has_failed=True)
                 raise
             try:
                 if sequence_before >= 0:
@@ -298,11 +302,7 @@ class Collectives:
                     if group.coalescing is not None:
                         group.coalescing.append(_entry_of_work(entry))
                     elif work is None:
-                        entry = _entry_of_work(entry)
-                        if entry[EVENT] is not None:
-                            self._device.ran_here(entry)
-                        else:
-                            self.done(entry, now_ns(), now_ns() - entry[ISSUED_NS])
+                        self._ended_at_once(entry, has_failed=False)
                     else:
                         if open_works.setdefault(id(work), entry) is not entry:
                             self.keep_outlived(open_works[id(work)])
@@ -320,12 +320,23 @@ class Collectives:
         issue_with_hook.__name__ = name
         # pybind recognizes by the code's name that a Python subclass calls its base class
         issue_with_hook.__code__ = issue_with_hook.__code__.replace(co_name=name)
-        return leave_to_python(issue_with_hook, and_callees=True)
+        slow = leave_to_python(issue_with_hook, and_callees=True)
+        if context.recorder is None or attached or point_to_point or index < 0:
+            return slow
+        objects = (
+            groups, open_works, name, DTYPES, _Tensor, timed, self._device.captures, self._device.issued,
+            self._ended_at_once, self.keep_outlived, self.completions.call_back, context.guard.note,
+            lambda group, nbytes, dtype: self.count(group, op, nbytes, dtype),
+        )  # fmt: skip
+        flags = per_rank | asks << 1 | wants_callback << 2
+        words = index, issued, op_word, is_async, flags
+        return compiled_hooks.Issue(context, original, slow, context.recorder, *objects, *words)
 
     def _wait_hook(self, original: Any) -> Callable[..., Any]:
         context, pop_entry, now_ns = self._context, self.open.pop, time.monotonic_ns
         next_slot, pack, records, mask = context.ring.slots
-        waited_for, is_known = self.completions.waited_for.add, pack_head(0, flags=Flag.SPAN_KNOWN)
+        waited_for_kinds = self.completions.waited_for
+        waited_for, is_known = waited_for_kinds.add, pack_head(0, flags=Flag.SPAN_KNOWN)
         done = pack_head(Kind.DONE) | is_known
         failed = done | pack_head(0, flags=Flag.FAILED)
 
@@ -373,7 +384,22 @@ class Collectives:
                 except Guard.CAUGHT as error:
                     context.guard.note(error, "Work.wait")
 
-        return leave_to_python(wait_with_hook, and_callees=True)
+        slow = leave_to_python(wait_with_hook, and_callees=True)
+        if context.recorder is None:
+            return slow
+        objects, words = (self.open, waited_for_kinds), (done, failed, int(is_known), BLOCKED_NS)
+        return compiled_hooks.Wait(context, original, slow, context.recorder, *objects, *words)
+
+    def _ended_at_once(self, open_work: Any, has_failed: bool) -> None:
+        """Writes the end of a collective whose call raised, or returned no work."""
+        entry, now_ns = _entry_of_work(open_work), time.monotonic_ns()
+        if has_failed:
+            entry[WORD] |= pack_head(0, flags=Flag.FAILED)
+            self.done(entry, now_ns, 0)
+        elif entry[EVENT] is not None:
+            self._device.ran_here(entry)
+        else:
+            self.done(entry, now_ns, now_ns - entry[ISSUED_NS])
 
     def wait_for_entries(
         self, original: Any, work: Any, entries: list[Entry], args: Any, kwargs: Any

@@ -5,6 +5,7 @@ FSDPParamGroup are looked up on the instance at every call, so patching the clas
 They run outside of compiled regions, so no graph breaks.
 """
 
+import functools
 import math
 import time
 from collections.abc import Iterable
@@ -37,7 +38,8 @@ class Fsdp2(Backend):
 
     def watch_param_group(self, module: Any) -> None:
         """Patches FSDPParamGroup of *module*."""
-        context, within_unit = self.context, self.units.within
+        # They run outside of compiled regions
+        context, within_unit = self.context, functools.partial(self.units.within, traced=False)
         hooks = {
             "unshard": around(
                 context, self._unshard_begins, self._unshard_ends, scoped=True, active_from=ON

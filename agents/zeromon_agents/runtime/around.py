@@ -7,12 +7,13 @@ step, and each call inside of a wrapper costs about 50 ns.
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 
+from zeromon.ring.codes import Kind
 from zeromon_agents.runtime.guard import Guard
-from zeromon_agents.runtime.hook_context import IDLE, HookContext
+from zeromon_agents.runtime.hook_context import IDLE, HookContext, compiled_hooks
 
 Function = TypeVar("Function")
 
@@ -23,6 +24,22 @@ _CALL: Final = 15
 """Line of the wrapper, by its first one, that calls the wrapped function."""
 SKIP: Final = object()
 """The value that *before* returns for a call that *after* has nothing to do with."""
+if compiled_hooks is not None:
+    compiled_hooks.settle(HookContext, SKIP, RAISED)
+
+
+class UnitEntry(NamedTuple):
+    """What *before* does with the unit of an argument, for the compiled wrapper to do in its place."""
+
+    subject: int
+    """Position of the argument whose attribute ``_zeromon_unit`` has context and id of the unit."""
+    event: int = -1
+    """The event to write; -1 for none."""
+    happens: Callable[..., bool] | None = None
+    """Called with the positional arguments: whether the event happens."""
+
+
+_NO_UNIT: Final = UnitEntry(-1)
 
 
 def leave_to_python(function: Function, *, and_callees: bool) -> Function:
@@ -71,6 +88,7 @@ def around(
     active_from: int = IDLE,
     scoped: bool = False,
     traced: bool = False,
+    unit_entry: UnitEntry = _NO_UNIT,
 ) -> Callable[[Any], Any]:
     """Returns a decorator that runs *before* and *after* around each call of a function.
 
@@ -82,14 +100,39 @@ def around(
     *active_from* is the lowest mode of *context* in which the two run. A *scoped* wrapper restores the
     unit and the engine of *context* after the call. *traced* says that torch.compile may trace through
     the function: it then traces the function alone, and decides by its file, as without the wrapper.
+    Any other wrapper is compiled where it can be, and does what *unit_entry* says without *before*.
     """
     # The wrapper calls it, and leaves no more than its own frame to Python
     leave_to_python(HookContext.sample, and_callees=True)
     before, after = _untraced_hook(before), _untraced_hook(after)
+    if context.recorder is not None and not traced:
+        unit_entry = unit_entry._replace(happens=_untraced_hook(unit_entry.happens))
+        return _compiled_decorator(context, before, after, where, active_from, scoped, unit_entry)
     decorate = _hook_decorator(context, before, after, where, active_from, scoped, traced)
     if traced:
         return decorate
     return lambda original: leave_to_python(decorate(original), and_callees=False)
+
+
+def _compiled_decorator(
+    context: HookContext,
+    before_hook: Callable[..., Any] | None,
+    after_hook: Callable[..., None] | None,
+    hook_name: str,
+    active_from: int,
+    scoped: bool,
+    unit_entry: UnitEntry,
+) -> Callable[[Any], Any]:
+    subject, event, happens = unit_entry
+
+    def decorate_function(original: Any) -> Any:
+        label = hook_name or getattr(original, "__qualname__", getattr(original, "__name__", "hook"))
+        parts = context.guard.note, label, before_hook, after_hook, happens
+        numbers = active_from, scoped, subject, event, int(Kind.UNIT)
+        hook = compiled_hooks.Wrapped(context, original, None, context.recorder, *parts, *numbers)
+        return functools.wraps(original)(hook)
+
+    return decorate_function
 
 
 def _hook_decorator(

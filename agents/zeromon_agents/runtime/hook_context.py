@@ -10,17 +10,26 @@ ON      everything is recorded
 ======  ==========================================================================
 """
 
+import importlib
+import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
-from zeromon.ring.buffer import NameKind, RingWriter
+from zeromon.ring.buffer import PACKED, NameKind, RingWriter, Slots, needs_record_crc
 from zeromon.ring.codes import Flag, Kind, Phase
 from zeromon.ring.events import RECORD_SIZE, pack_head, pack_place
 from zeromon.ring.model_metadata import BACKGROUND
 from zeromon_agents.runtime.guard import Guard
+
+compiled_hooks: Any = None
+"""The hot paths in C; None where they are not compiled, and on machines whose records need a CRC."""
+if not needs_record_crc() and os.environ.get("ZEROMON_PURE") != "1":
+    with suppress(ImportError):
+        compiled_hooks = importlib.import_module("zeromon_agents.runtime.compiled_hooks")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,9 +93,20 @@ class HookContext:
     """Steps that the run had taken when the agent was attached."""
     thread: int = 0
     """The thread of the last backward, which is that of training; 0 before the first."""
+    backward_thread: int = 0
+    """The thread of autograd's own, in C++, that issued a collective last; 0 before the first."""
+    recorder: Any = None
+    """What writes records in C; None where :data:`compiled_hooks` is None."""
     _units: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if compiled_hooks is not None and self.ring.slots.pack is PACKED:
+            _, pack, records, mask = self.ring.slots
+            following = self.ring.slots.following()
+            self.recorder = compiled_hooks.Recorder(records, self.ring.muted, mask + 1, following)
+            self.ring.slots = Slots(self.recorder.following, pack, records, mask)
+            self.ring.write, self.write = self.recorder.write, self.recorder.write_fields
+            return
         # Between two hooks the training displaces what the last one had in the caches, so that
         # each Python function is as slow as at its first call. This is one function; hooks of
         # collectives have none.
@@ -114,6 +134,8 @@ class HookContext:
         # Not `current_thread()`: it makes a stand-in for each of autograd's threads, and keeps it
         listed = threading._active.get(caller)  # type: ignore[attr-defined]
         is_python = listed is not None and type(listed) is not threading._DummyThread
+        if not is_python:
+            self.backward_thread = caller
         return is_python and self.thread not in (0, caller)
 
     def enter(self, phase: int, step_end: StepEnd | None = None) -> None:

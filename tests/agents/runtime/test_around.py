@@ -18,7 +18,7 @@ from torch._dynamo.testing import CompileCounter
 from zeromon.ring.buffer import RingWriter
 from zeromon_agents.runtime.around import RAISED, SKIP, around
 from zeromon_agents.runtime.guard import Guard
-from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext
+from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext, compiled_hooks
 
 Calls = list[tuple[Any, ...]]
 
@@ -186,13 +186,17 @@ def test_nested_calls_keep_their_own_state(context: HookContext) -> None:
 def test_name_documentation_and_code_name_are_the_functions_own(context: HookContext) -> None:
     add = recorded(context, [])
     assert (add.__name__, add.__doc__) == ("add", "Adds.")
-    assert add.__code__.co_name == "add"
+    pure = recorded(context, [], traced=True)
+    assert pure.__code__.co_name == "add"
 
-    @around(context)
+    @around(context, traced=True)
     def where() -> str:
         return sys._getframe(1).f_code.co_name
 
     assert where() == "where"
+    # a compiled hook has no frame: a profiler shows the function alone
+    compiled = around(context)(where.__wrapped__)
+    assert compiled() == ("where" if compiled_hooks is None else sys._getframe().f_code.co_name)
 
 
 def test_a_compiled_graph_depends_neither_on_the_hook_nor_on_the_mode(context: HookContext) -> None:
