@@ -59,6 +59,7 @@ def clean_environment() -> dict[str, str]:
     dropped = ("ZEROMON_", "MASTER_", "TORCHELASTIC", "SLURM_")
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTHONPATH", "NO_COLOR")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped) and k not in names}
+    kept |= {k: v for k, v in os.environ.items() if k == "ZEROMON_PURE"}  # hooks in Python alone
     kept["OMP_NUM_THREADS"] = "1"
     kept["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     kept.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # torch 2.9 keeps no Flight Recorder without it

@@ -66,7 +66,7 @@ class Hook(BuildHookInterface[Any]):
             build_data["force_include"][str(self.folder / library)] = str(library)
 
     def _compiled(self) -> list[Path]:
-        """The libraries in the folder: all that were asked for, or the hooks where they can be compiled."""
+        """The libraries in the folder: all that were asked for, or the hooks where possible."""
         if os.environ.get("ZEROMON_COMPILE") == "0":
             return []
         try:

@@ -129,7 +129,7 @@ def unit_hook_fails() -> dict:
         raise ValueError("injected")
 
     Fsdp2.describe_unit = broken
-    Units.mark = broken
+    Units._mark = broken
     begin()
     zeromon_agents.start()
     model = fully_shard(nn.Linear(4, 4))

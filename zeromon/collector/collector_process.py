@@ -107,6 +107,17 @@ def go_to_background() -> None:
         os.dup2(null, fd)
 
 
+def _yield_cores() -> None:
+    """Leaves the cores to the training: this process runs where they are free, and preempts nobody."""
+    os.nice(19)
+    with suppress(OSError, AttributeError):  # a container may forbid it, and macOS has none
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    # A session of its own, as --daemon makes one, may have as much time as that of the training, and
+    # then the priority counts within it alone
+    with suppress(OSError), open("/proc/self/autogroup", "w") as file:
+        file.write("19")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line of the collector process; returns its exit status."""
     parser = argparse.ArgumentParser(prog="zeromon.collector", description=__doc__)
@@ -118,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
     root = paths.user_ring_roots()[0] if os.environ.get("ZEROMON_DIR") else paths.choose_ring_root()
     if options.daemon:
         go_to_background()
-    os.nice(10)  # training has priority for the cores
+    _yield_cores()
     # Before polars is imported, which starts a thread for each core of the training
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     token = job_token()

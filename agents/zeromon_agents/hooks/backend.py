@@ -4,6 +4,7 @@ A framework is one :class:`Backend` subclass in a module of its own, and one lin
 :data:`zeromon_agents.hooks.backends.BACKENDS`.
 """
 
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -33,6 +34,10 @@ class Units:
     def __init__(self, context: HookContext) -> None:
         self._context = context
         self._owners: list[weakref.ref[Any]] = []
+        self.mark: Callable[..., None] = self._mark
+        """``mark(event, unit, blocked_ns=0)`` writes a unit record of now."""
+        if context.recorder is not None:
+            self.mark = functools.partial(context.recorder.mark, context, self._mark)
 
     def id_of(self, owner: Any, describe: Describe) -> int:
         """Returns the id of the unit that *owner* owns, as ``unit_id``, kept at *owner*: found fastest.
@@ -58,8 +63,8 @@ class Units:
                 del owner._zeromon_unit
         self._owners.clear()
 
-    def mark(self, event: UnitEvent, unit: int, blocked_ns: int = 0) -> None:
-        """Writes a unit record of now, with the allocated bytes in detailed steps."""
+    def _mark(self, event: UnitEvent, unit: int, blocked_ns: int = 0) -> None:
+        """Writes it with the allocated bytes in detailed steps."""
         context = self._context
         allocated = allocated_bytes() if context.detailed else -1
         # fmt: off
@@ -78,8 +83,8 @@ class Units:
         """Returns a wrapper for a function whose collectives belong to the unit of an argument.
 
         *subject* is the position of the argument that *describe* takes. An *event* is written when
-        *happens*, called with the positional arguments, returns True; always where it is None. *traced* as
-        for :func:`around`.
+        *happens*, called with the positional arguments, returns True; always where it is None.
+        *traced* as for :func:`around`.
         """
         context = self._context
 
@@ -96,9 +101,7 @@ class Units:
         # before torch 2.7 a frame does not leave its callees
         leave_to_python(happens, and_callees=True)
         entry = UnitEntry(subject, -1 if event is None else int(event), happens)
-        hook = around(
-            context, enter_unit, scoped=True, active_from=ON, traced=traced, unit_entry=entry
-        )
+        hook = around(context, enter_unit, scoped=True, active_from=ON, traced=traced, unit_entry=entry)
         return lambda original: leave_to_python(hook(original), and_callees=False)
 
 

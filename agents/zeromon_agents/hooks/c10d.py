@@ -330,7 +330,10 @@ class Collectives:
         )  # fmt: skip
         flags = per_rank | asks << 1 | wants_callback << 2
         words = index, issued, op_word, is_async, flags
-        return compiled_hooks.Issue(context, original, slow, context.recorder, *objects, *words)
+        hook: Callable[..., Any] = compiled_hooks.Issue(
+            context, original, slow, context.recorder, *objects, *words
+        )
+        return hook
 
     def _wait_hook(self, original: Any) -> Callable[..., Any]:
         context, pop_entry, now_ns = self._context, self.open.pop, time.monotonic_ns
@@ -388,7 +391,10 @@ class Collectives:
         if context.recorder is None:
             return slow
         objects, words = (self.open, waited_for_kinds), (done, failed, int(is_known), BLOCKED_NS)
-        return compiled_hooks.Wait(context, original, slow, context.recorder, *objects, *words)
+        hook: Callable[..., Any] = compiled_hooks.Wait(
+            context, original, slow, context.recorder, *objects, *words
+        )
+        return hook
 
     def _ended_at_once(self, open_work: Any, has_failed: bool) -> None:
         """Writes the end of a collective whose call raised, or returned no work."""

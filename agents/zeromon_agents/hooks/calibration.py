@@ -75,9 +75,9 @@ def measure_hook_cost() -> HookCost:
             wait(issue(pg, payload, options))
 
         record = (_median_ns(issue_and_wait) - _median_ns(_bare_collective)) / 2
-        hook: Callable[[], None] = around(
-            context, lambda *_: None, lambda *_: None, scoped=True, traced=True
-        )(_bare_method)
+        hook: Callable[[], None] = around(context, lambda *_: None, lambda *_: None, scoped=True)(
+            _bare_method
+        )
         call = _median_ns(hook) - _median_ns(_bare_method)
         ring.close()
         # A hook that fails takes less time: the figure would be too low

@@ -331,7 +331,7 @@ class Ddp(Backend):
         times_ns, ready_ns = reducer.get_backward_stats(), 0
         write, count = self.context.write, len(model.units)
         for number, (unit, members) in enumerate(zip(model.units, model.members, strict=True)):
-            ready_ns = max(ready_ns, max((times_ns[i] for i in members), default=0))
+            ready_ns = max(ready_ns, max(map(times_ns.__getitem__, members), default=0))
             sequence = -(model.first_sequence + iteration * count + number + 1)
             # fmt: off
             write(began_ns + ready_ns, Kind.BUCKET, 0, 0, 0, model.group, unit,

@@ -25,7 +25,7 @@ _CALL: Final = 15
 SKIP: Final = object()
 """The value that *before* returns for a call that *after* has nothing to do with."""
 if compiled_hooks is not None:
-    compiled_hooks.settle(HookContext, SKIP, RAISED)
+    compiled_hooks.settle(HookContext, SKIP, RAISED, int(Kind.UNIT))
 
 
 class UnitEntry(NamedTuple):
@@ -128,7 +128,7 @@ def _compiled_decorator(
     def decorate_function(original: Any) -> Any:
         label = hook_name or getattr(original, "__qualname__", getattr(original, "__name__", "hook"))
         parts = context.guard.note, label, before_hook, after_hook, happens
-        numbers = active_from, scoped, subject, event, int(Kind.UNIT)
+        numbers = active_from, scoped, subject, event
         hook = compiled_hooks.Wrapped(context, original, None, context.recorder, *parts, *numbers)
         return functools.wraps(original)(hook)
 

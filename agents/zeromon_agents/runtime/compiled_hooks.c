@@ -90,6 +90,7 @@ enum { ISSUED, POINT_TO_POINT, GROUP_ID, SIZE, ON_DEVICE, COALESCING, EVEN, GROU
 static const char* const group_names[] = {"issued",    "point_to_point", "id",  "size",
                                           "on_device", "coalescing",     "even"};
 
+static long long kind_unit; /* Kind.UNIT */
 /* One of each: the agent has one class of either. */
 static Py_ssize_t of_context[CONTEXT_SLOTS], of_group[GROUP_SLOTS];
 static PyObject *context_type, *group_type;
@@ -190,6 +191,21 @@ static PyObject* recorder_write_fields(Recorder* self, PyObject* const* args, Py
   Py_RETURN_NONE;
 }
 
+/* mark(context, slow, event, unit, blocked_ns=0): Units.mark, which is `slow` in detailed steps. */
+static PyObject* recorder_mark(Recorder* self, PyObject* const* args, Py_ssize_t count) {
+  long long v[3] = {0, 0, 0};
+  if (count < 4 || (PyObject*)Py_TYPE(args[0]) != context_type) {
+    PyErr_SetString(PyExc_TypeError, "mark(context, slow, event, unit, blocked_ns=0)");
+    return NULL;
+  }
+  if (get_slot(args[0], of_context[DETAILED]) != Py_False)
+    return PyObject_Vectorcall(args[1], args + 2, count - 2, NULL);
+  if (integers(args + 2, count - 2, count < 5 ? 2 : 3, v) < 0) return NULL;
+  uint32_t head = (uint32_t)(kind_unit | v[0] << 8 | get_int(args[0], of_context[PHASE]) << 16);
+  put(self, now_ns(), head, (uint32_t)v[1], v[2], -1, 0, 0);
+  Py_RETURN_NONE;
+}
+
 static PyObject* recorder_following(Recorder* self, PyObject* unused) {
   return PyLong_FromUnsignedLongLong(self->next++);
 }
@@ -198,6 +214,7 @@ static PyMethodDef recorder_methods[] = {
     {"write", (PyCFunction)(void (*)(void))recorder_write, METH_FASTCALL, "As RingWriter.write."},
     {"write_fields", (PyCFunction)(void (*)(void))recorder_write_fields, METH_FASTCALL,
      "As HookContext.write."},
+    {"mark", (PyCFunction)(void (*)(void))recorder_mark, METH_FASTCALL, "As Units.mark."},
     {"following", (PyCFunction)recorder_following, METH_NOARGS, "As Slots.following."},
     {NULL}};
 
@@ -352,8 +369,8 @@ static int note_error(PyObject* note, PyObject* label) {
 /* ---- a wrapped function: around._hook_decorator
  * ------------------------------------------------- */
 
-enum { NOTE, LABEL, BEFORE, AFTER, HAPPENS, MARK }; /* None where there is none */
-enum { ACTIVE_FROM, SCOPED, SUBJECT, EVENT_CODE, KIND_UNIT };
+enum { NOTE, LABEL, BEFORE, AFTER, HAPPENS }; /* None where there is none */
+enum { ACTIVE_FROM, SCOPED, SUBJECT, EVENT_CODE };
 
 /* Adds what a hook did since *began*, as HookContext.sample. */
 static int sample(Hook* self, int64_t began, int calls) {
@@ -387,7 +404,7 @@ static int enter_unit(Hook* self, PyObject* const* args, Py_ssize_t count) {
     if (truth <= 0) return truth < 0 ? -1 : 1;
   }
   long long unit = CONTEXT(self, UNIT), phase = CONTEXT(self, PHASE);
-  uint32_t head = (uint32_t)(self->number[KIND_UNIT] | self->number[EVENT_CODE] << 8 | phase << 16);
+  uint32_t head = (uint32_t)(kind_unit | self->number[EVENT_CODE] << 8 | phase << 16);
   put(self->recorder, now_ns(), head, (uint32_t)unit, 0, -1, 0, 0);
   return 1;
 }
@@ -454,7 +471,7 @@ fail:
 }
 
 static PyObject* wrapped_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  return new_hook(type, args, call_wrapped, MARK, 5);
+  return new_hook(type, args, call_wrapped, HAPPENS + 1, 4);
 }
 
 static PyTypeObject WrappedType = HOOK_TYPE("Wrapped", wrapped_new, "A function with its hooks.");
@@ -743,10 +760,10 @@ static PyTypeObject WaitType = HOOK_TYPE("Wait", wait_new, "A method that waits 
  * ----------------------------------------------------------------------------------
  */
 
-/* settle(context_type, skip, raised): before any hook is made. */
+/* settle(context_type, skip, raised, kind_unit): before any hook is made. */
 static PyObject* settle(PyObject* module, PyObject* args) {
   PyObject *type, *skip_mark, *raised_mark;
-  if (!PyArg_ParseTuple(args, "OOO", &type, &skip_mark, &raised_mark)) return NULL;
+  if (!PyArg_ParseTuple(args, "OOOL", &type, &skip_mark, &raised_mark, &kind_unit)) return NULL;
   if (slots_of(type, context_names, of_context, CONTEXT_SLOTS) < 0) return NULL;
   Py_XSETREF(context_type, Py_NewRef(type));
   Py_XSETREF(skip, Py_NewRef(skip_mark));
@@ -762,7 +779,7 @@ static PyObject* settle_groups(PyObject* module, PyObject* type) {
 }
 
 static PyMethodDef functions[] = {
-    {"settle", settle, METH_VARARGS, "settle(context_type, skip, raised): once, and first."},
+    {"settle", settle, METH_VARARGS, "settle(context_type, skip, raised, kind_unit): once, and first."},
     {"settle_groups", settle_groups, METH_O, "settle_groups(group_type): once."},
     {NULL}};
 

@@ -257,7 +257,9 @@ def add(one: int, two: int = 2) -> int:
     return one + two
 
 
-def test_a_hook_can_be_copied_pickled_and_bound(sides: list[Side], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_can_be_copied_pickled_and_bound(
+    sides: list[Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A configuration that holds a function of torch is copied as before."""
     for side in sides:
         hook = around(side.context)(add)

@@ -1,0 +1,147 @@
+"""What the agent adds to a step, in counts that do not depend on the machine's load.
+
+    bench_counts.py [--calls] [STRATEGY ...]
+
+Two ranks on gloo train nine units by each strategy. Of rank 0 are counted, in a window of steps with the
+agent and in one after it was stopped, within the same process:
+
+* Python functions that the training thread enters, and records that it writes;
+* its instructions, allocations of Python objects, and system calls, by valgrind's callgrind (without
+  ``--calls``). What the agent's own thread does is counted apart.
+
+A share is of the instructions of a step of the same model at the size in docs/evidence/cost.md, without
+the agent. Instructions are not time: code that the training has displaced from the caches takes longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from count_program import WINDOW, WITHOUT
+from records import keep
+from support import ROOT, TORCHRUN, Node
+
+PROGRAM = str(ROOT / "tests/bench/count_program.py")
+STRATEGIES = ("ddp", "fsdp2", "zero3")
+SMALL, LARGE = ("16", "4"), ("128", "96")
+REQUESTS = """
+#include <valgrind/callgrind.h>
+void start(void) { CALLGRIND_START_INSTRUMENTATION; }
+void stop(void) { CALLGRIND_STOP_INSTRUMENTATION; }
+void dump(void) { CALLGRIND_DUMP_STATS; }
+"""
+RANK_0 = """
+if [ "$RANK" != 0 ]; then REQUESTS= exec "$@"; fi
+exec valgrind --tool=callgrind --instr-atstart=no --separate-threads=yes --collect-systime=yes \\
+  --callgrind-out-file="$COUNTED" "$@"
+"""
+
+
+class Counted(NamedTuple):
+    """What callgrind counts in a window."""
+
+    instructions: int = 0
+    system_calls: int = 0
+    allocations: int = 0
+
+
+def run(
+    strategy: str, size: tuple[str, str], without: int, *, watched: bool, **how: str
+) -> dict[str, float]:
+    """What the program prints."""
+    node = Node(Path(tempfile.mkdtemp(prefix="zeromon-bench-")))
+    prefix = ["--no-python", how.pop("script"), sys.executable] if "script" in how else []
+    words = [*TORCHRUN, "2", *prefix, PROGRAM, strategy, *size, str(without)]
+    result = node.run(
+        words, watched=watched, timeout=1800, DS_ACCELERATOR="cpu", PYTHONHASHSEED="0", **how
+    )
+    node.close()
+    line = next((x for x in result.output.splitlines() if x.startswith("COUNTS ")), None)
+    assert line is not None, result.output[-3000:]
+    found: dict[str, float] = json.loads(line.removeprefix("COUNTS "))
+    assert not found.get("errors"), "hook calls failed"
+    return found
+
+
+def read_counts(path: Path) -> Counted:
+    """The counts in a file of callgrind, of one window and thread."""
+    text, name = path.read_text(), ""
+    totals = re.search(r"^totals: (\d+)(?: (\d+))?", text, re.MULTILINE)
+    names, allocations = dict(re.findall(r"^c?fn=\((\d+)\) (.+)$", text, re.MULTILINE)), 0
+    for line in text.splitlines():
+        if line.startswith("cfn="):
+            name = names.get(line[5:].partition(")")[0], "")
+        elif line.startswith("calls=") and name.startswith("_PyObject_Malloc"):
+            allocations += int(line[6:].split()[0])
+    found = [int(number or 0) for number in totals.groups()] if totals else [0, 0]
+    return Counted(found[0], found[1], allocations)
+
+
+def callgrind(
+    strategy: str, size: tuple[str, str], without: int, *, watched: bool
+) -> list[dict[int, Counted]]:
+    """Thread -> counts, of each window."""
+    folder = Path(tempfile.mkdtemp(prefix="zeromon-bench-"))
+    source, library, script = folder / "requests.c", folder / "requests.so", folder / "rank_0.sh"
+    source.write_text(REQUESTS)
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", library], check=True)
+    script.write_text(f"#!/bin/bash{RANK_0}")
+    script.chmod(0o755)
+    run(
+        strategy, size, without, watched=watched, script=str(script),
+        REQUESTS=str(library), COUNTED=str(folder / "counted"),
+    )  # fmt: skip
+    windows = []
+    for part in (1, 2) if watched else (1,):
+        files = folder.glob(f"counted.{part}-*")
+        windows.append({int(path.name.rpartition("-")[2]): read_counts(path) for path in files})
+    shutil.rmtree(folder)
+    return windows
+
+
+def count_calls(strategy: str) -> dict[str, float]:
+    """Python functions that the agent makes the training thread enter in a step, and records."""
+    found = run(strategy, SMALL, WITHOUT, watched=True)
+    return {"calls": found["with"] - found["without"], "records": found["records"]}
+
+
+def main() -> None:
+    """Counts, prints and keeps."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("strategies", nargs="*", metavar="STRATEGY", default=STRATEGIES)
+    parser.add_argument("--calls", action="store_true", help="without valgrind")
+    words = parser.parse_args()
+    for strategy in words.strategies:
+        calls = count_calls(strategy)
+        row = f"{strategy:6} {calls['calls']:5.0f} calls, {calls['records']:5.1f} records"
+        keep(f"{strategy}, Python calls a step", calls["calls"], "calls", noise=1)
+        keep(f"{strategy}, records a step", calls["records"], "records", noise=1)
+        if not words.calls:
+            on, off = callgrind(strategy, SMALL, WITHOUT, watched=True)
+            (large,) = callgrind(strategy, LARGE, 2, watched=False)
+            first, second = on[1], off[1]
+            added = first.instructions / WINDOW - second.instructions / WITHOUT
+            others = sum(one.instructions for thread, one in on.items() if thread != 1) / WINDOW
+            share = added / (large[1].instructions / 2)
+            row += (
+                f", {added / 1e3:6.0f} k instructions ({share:.2%} of {large[1].instructions / 2e6:.0f} M; "
+                f"other threads {others / 1e3:.0f} k), "
+                f"{first.allocations / WINDOW - second.allocations / WITHOUT:6.0f} allocations, "
+                f"{first.system_calls / WINDOW - second.system_calls / WITHOUT:5.1f} system calls"
+            )
+            keep(f"{strategy}, instructions a step", added, "instructions")
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
