@@ -75,6 +75,7 @@ from zeromon.memory.fit import (
 )
 from zeromon.memory.plan import Row, Setup, of_run
 from zeromon.memory.reconcile import micro_batch_of_rank
+from zeromon.probes.host_memory import HostReader
 from zeromon.readout.figures import BYTES, SECONDS
 from zeromon.readout.preflight import Two
 from zeromon.readout.tables import Column, aligned_table, text_table
@@ -84,6 +85,9 @@ from zeromon.snapshot import RunSnapshot
 
 FIELDS = ("micro_batch", "stage", "accumulation")
 _DEVICE_COUNTS = (1, 2, 4, 8)
+_MAX_SIZE = 1024
+_SPARE_SHARE = 0.2
+"""Share of the free host memory that launches without --max leave: the machine may have other users."""
 Values = Mapping[str, str]
 
 
@@ -226,7 +230,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_list(changes, "--env", "NAME=VALUE", "a variable for the command: BATCH={micro_batch}")
     sizes = parser.add_argument_group("sizes")
     add_option(sizes, "--min", "N", "smallest micro-batch", positive, 1)
-    add_option(sizes, "--max", "N", "largest micro-batch", positive, 1024)
+    largest = f"largest micro-batch (default: {_MAX_SIZE}, with a part of the host's memory left free)"
+    add_option(sizes, "--max", "N", largest, positive)
     add_option(sizes, "--multiple", "N", "only multiples of N", positive, 1)
     add_option(
         sizes, "--global-batch", "N",
@@ -340,7 +345,9 @@ class _Search:
         self.has_fixed_batch = len(self.sizes) == 1
         self.counts = (options.devices or _DEVICE_COUNTS) if form.has_word("devices") else ()
         # With the working folder: the same relative paths elsewhere are another training
-        facts = [form.command, dict(form.environment), str(form.config), self.sizes, os.getcwd()]
+        facts = [
+            form.command, dict(form.environment), str(form.config), self.sizes, os.getcwd(), options.max
+        ]  # fmt: skip
         if options.gpu:
             facts.append([options.gpu, options.nodes, options.link, options.network, options.processes])
         self.key = hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
@@ -350,6 +357,14 @@ class _Search:
         """Where the launches run; None for the machine itself."""
         self.trials: list[Trial] = []
         self.notes: list[str] = []
+        self._spare_bytes = 0
+        host = HostReader().read(os.getpid())
+        # The limit of a cgroup may be reached: it is nobody else's memory
+        is_shared = host.limit_bytes <= 0 < host.headroom_bytes
+        if options.max is None and self.has_batch_place and not options.gpu and is_shared:
+            self._spare_bytes = round(_SPARE_SHARE * host.headroom_bytes)
+            note = f"launches leave {human_bytes(self._spare_bytes)} of the host's memory free"
+            self.notes.append(f"{note}; --max N lets them take it")
         if not options.again and self._state.is_file():
             self.trials = msgspec.json.decode(self._state.read_bytes(), type=list[Trial])
             tell_user(
@@ -440,6 +455,7 @@ class _Search:
             # a virtual device's step has another length on a host that its ranks do not share
             best=self._best_estimate(stage) if self.machine is None else None,
             expected_bytes=None if memory_line is None else memory_line.at(size),
+            spare_bytes=self._spare_bytes,
         )  # fmt: skip
         done = run_launch(request, lambda message: show_progress(f"  {message}"))
         show_progress("")
@@ -576,7 +592,7 @@ class _Search:
 
 
 def _allowed_batch_sizes(options: argparse.Namespace) -> list[int]:
-    sizes = [n for n in range(options.min, options.max + 1) if n % options.multiple == 0]
+    sizes = [n for n in range(options.min, (options.max or _MAX_SIZE) + 1) if n % options.multiple == 0]
     if options.global_batch is not None:
         if options.ranks is None:
             raise LaunchError("--global-batch needs --ranks", "The data-parallel ranks of the command.")

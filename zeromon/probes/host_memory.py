@@ -182,11 +182,16 @@ class Footprint:
         """Returns the sum of the peaks of the living processes: ranks peak together."""
         return sum(self._most.get(pid, 0) for pid in self._living)
 
-    def headroom(self) -> tuple[int, int]:
-        """Returns the bytes that can still be taken, and the OOM kills that the cgroup counted."""
+    def headroom(self, spare_bytes: int = 0) -> tuple[int, int]:
+        """Returns the bytes that can still be taken, and the OOM kills that the cgroup counted.
+
+        *spare_bytes* are left to other processes, where no cgroup limits these.
+        """
         self._reader.new_round()
         memory = self._reader.read(self.pid)
-        return memory.headroom_bytes, memory.oom_kills
+        is_shared = memory.limit_bytes <= 0 <= memory.headroom_bytes
+        spare = min(spare_bytes, memory.headroom_bytes) if is_shared else 0
+        return memory.headroom_bytes - spare, memory.oom_kills
 
     def end(self, *, patience_seconds: float = 10.0) -> None:
         """Ends all processes by SIGTERM, and what remains by SIGKILL."""
