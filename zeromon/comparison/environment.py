@@ -128,7 +128,7 @@ time and its inverse are judged alike."""
 _MIN_STEPS = 40
 _WINDOW_STEPS, _MIN_WINDOWS, _REGULAR = 10, 16, 1 / 3
 """Slow steps are the program's own where their number in windows of so many steps varies by less than
-this part of the variance of a random order: workers make every fourth wait, a neighbour comes and goes."""
+this part of the variance of a random order: workers delay every fourth, a neighbour comes and goes."""
 _NOT_OF_TIME = frozenset(("headroom",))
 _WHOLE_STEPS = frozenset(("step_time", "mean_step_time"))
 
