@@ -210,10 +210,6 @@ def _compared_cell(
     )  # fmt: skip
 
 
-_MIN_TIME_SHARE = 0.01
-"""Share of the first time below which no noise takes another: its rate would be infinite."""
-
-
 def _bounds_of_rate(base: float, time: Cell) -> tuple[float, float, float | None]:
     """Returns low, high and noise of a rate's difference: those of its *time*, inverted.
 
@@ -222,13 +218,12 @@ def _bounds_of_rate(base: float, time: Cell) -> tuple[float, float, float | None
     low, high, noise = time.low or 0.0, time.high or 0.0, time.noise
 
     def rate_difference(seconds: float) -> float:
-        return base / max(1 + seconds * base, _MIN_TIME_SHARE) - base
+        # Noise may exceed the time itself, whose rate would be infinite
+        return base / max(1 + seconds * base, 0.01) - base
 
-    if noise is None:
-        return rate_difference(high), rate_difference(low), None
-    least, most = rate_difference(high + noise), rate_difference(low - noise)
+    least, most = rate_difference(high + (noise or 0.0)), rate_difference(low - (noise or 0.0))
     width = (most - least - rate_difference(low) + rate_difference(high)) / 2
-    return least + width, most - width, width
+    return least + width, most - width, None if noise is None else width
 
 
 def _common_batch_key(m: RunFigures) -> tuple[object, ...]:
