@@ -228,8 +228,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_option(sizes, "--ranks", "N", "data-parallel ranks, for --global-batch", positive)
     launches = parser.add_argument_group("launches")
-    most = f"max launches in total (default: {fit.MAX_LAUNCHES}, with --gpu {fit.MAX_VIRTUAL_LAUNCHES})"
-    add_option(launches, "--launches", "N", most, positive)
+    launch_help = (
+        f"max launches in total (default: {fit.MAX_LAUNCHES}, with --gpu {fit.MAX_VIRTUAL_LAUNCHES})"
+    )
+    add_option(launches, "--launches", "N", launch_help, positive)
     add_option(launches, "--steps", "N", "steps per launch", positive, 12)
     add_option(launches, "--seconds", "N", "max seconds per launch", positive, 300)
     add_machine_arguments(parser.add_argument_group("virtual devices, where there are no others"), "")

@@ -221,9 +221,9 @@ def _bounds_of_rate(base: float, time: Cell) -> tuple[float, float, float | None
         # Noise may exceed the time itself, whose rate would be infinite
         return base / max(1 + seconds * base, 0.01) - base
 
-    least, most = rate_difference(high + (noise or 0.0)), rate_difference(low - (noise or 0.0))
-    width = (most - least - rate_difference(low) + rate_difference(high)) / 2
-    return least + width, most - width, None if noise is None else width
+    lower, upper = rate_difference(high + (noise or 0.0)), rate_difference(low - (noise or 0.0))
+    width = (upper - lower - rate_difference(low) + rate_difference(high)) / 2
+    return lower + width, upper - width, None if noise is None else width
 
 
 def _common_batch_key(m: RunFigures) -> tuple[object, ...]:
