@@ -158,7 +158,7 @@ class Moving:
             ),
         )  # fmt: skip
 
-    def was_read(self) -> None:
+    def was_read(self, _: str = "view") -> None:
         """Nobody waits for that."""
 
     def past(self, name: str) -> Past:

@@ -18,7 +18,7 @@ class Fixed:
         self.health = Health(runs=1, ticks=5, busy_seconds=0.25, last_tick_wall=1000.5)
         self.reads = 0
 
-    def was_read(self) -> None:
+    def was_read(self, _: str = "view") -> None:
         self.reads += 1
 
 

@@ -125,6 +125,7 @@ def test_json_has_every_figure_in_base_units(home: Path) -> None:
         (["base"], 2, "a comparison needs two runs"),
         (["base", "nope"], 2, "no run named nope"),
         (["base", "base,nope"], 2, "no run named nope"),
+        (["base,again", "slow,slow"], 2, "slow,slow names one run twice"),
         ([], 2, "the following arguments are required: RUN"),
     ],
 )  # fmt: skip

@@ -19,6 +19,7 @@ from zeromon.cli import main
 from zeromon.cli.fit import Request, make_template
 from zeromon.cli.measured_launch import lasting_hang
 from zeromon.memory.fit import HOST, Trial
+from zeromon.probes.host_memory import HostReader
 from zeromon.snapshot import Hang
 from zeromon.snapshot.communication import HangKind
 from zeromon.snapshot.rank import Halt
@@ -63,6 +64,21 @@ def test_it_ends_with_the_largest_and_continues_from_disk(
     assert "Recommended: micro-batch 10" in out and "0 killed" in out
     assert main(["fit", "--again", "--launches", "1", "--", *COMMAND]) == 0
     assert len(launches) == before + 1
+
+
+def test_without_a_largest_size_a_part_of_the_host_stays_free(
+    launches: list[Request], capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = HostReader().read(os.getpid())
+    assert main(["fit", "--launches", "1", "--", *COMMAND]) == 0
+    is_said = "of the host's memory free; --max N lets them take it" in capsys.readouterr().out
+    if host.limit_bytes > 0:  # this machine is a container with a limit of its own
+        assert launches[0].spare_bytes == 0 and not is_said
+    else:
+        assert launches[0].spare_bytes == pytest.approx(0.2 * host.headroom_bytes, rel=0.2) and is_said
+    assert main(["fit", "--launches", "1", "--max", "1024", "--", *COMMAND]) == 0
+    assert launches[1].spare_bytes == 0
+    assert "memory free" not in capsys.readouterr().out
 
 
 def test_ctrl_c_keeps_what_is_done(

@@ -292,7 +292,7 @@ def test_a_full_disk_keeps_the_rings(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list((root / "a").glob("*.ring"))
 
 
-def test_the_collector_stays_until_the_views_have_seen_the_end(tmp_path: Path) -> None:
+def test_the_collector_stays_until_each_kind_of_reader_has_seen_the_end(tmp_path: Path) -> None:
     """Somebody looked a moment ago: wait for them to look again."""
     now = [0.0]
     made = Collector(tmp_path, Store(tmp_path / "store"), clock=lambda: now[0])
@@ -301,14 +301,23 @@ def test_the_collector_stays_until_the_views_have_seen_the_end(tmp_path: Path) -
     assert not made.may_end()  # too soon
     now[0] = 10.0
     assert made.may_end()  # nobody has ever looked
-    made._runs["x"] = None  # type: ignore[assignment]
-    made.was_read()
-    del made._runs["x"]
-    made._read_since_end = False
-    now[0] = 20.0
+    writer = ring_in(tmp_path / "a")
+    writer.write(5, pack_head(Kind.EXIT, ExitKind.CLEAN), 0, 0, 0, 0, 0)
+    made.tick()
+    for follower in made._runs["a"].ranks.values():
+        follower.process = ProcessWatch(2**22 + 5)
+    while not (made.view and made.view[0].ended):
+        now[0] += 1.0
+        made.was_read()  # the last of these reads is newer than the tick before the end, and not of it
+        made.was_read("prometheus")
+        made.tick()
+    now[0] += 9.5
     assert not made.may_end()
-    made.was_read()
+    made.was_read()  # a report; the next scrape comes later
+    assert not made.may_end()
+    made.was_read("prometheus")
     assert made.may_end()
+    writer.close()
 
 
 def test_a_collector_whose_first_tick_comes_late_stays_for_its_run(tmp_path: Path) -> None:

@@ -711,6 +711,17 @@ def test_a_neighbour_that_comes_and_goes_is_told_by_the_quickest_steps() -> None
     assert slower.row("step_time").cells[1].marked and not slower.columns[1].doubt
 
 
+@pytest.mark.parametrize("period", [2, 3, 4, 8])
+def test_slow_steps_at_a_rhythm_are_the_programs_own(period: int) -> None:
+    """Workers make every fourth step wait. In another order the same steps may be a neighbour's."""
+    waits = [step * (1 if n % period else 3) for n, step in enumerate(noisy(2, count=240))]
+    mixed = random.Random(3).sample(waits, len(waits))
+    first = one(noisy(1, count=240))
+    regular, chance = (compare([[first], [one(steps, name="new")]]) for steps in (waits, mixed))
+    cells = [found.row("samples_per_second").cells[1] for found in (regular, chance)]
+    assert [(cell.marked, cell.doubtful) for cell in cells] == [(True, False), (False, True)]
+
+
 @pytest.mark.parametrize("quick", [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
 @pytest.mark.parametrize("lacks", [0.0, 0.3, 0.5, 0.6])
 def test_a_time_and_its_inverse_have_the_same_mark(quick: float, lacks: float) -> None:
@@ -720,6 +731,20 @@ def test_a_time_and_its_inverse_have_the_same_mark(quick: float, lacks: float) -
     both = compare([[on(lacks, bursts, "old")], [on(0.0, steady)]])
     mean, rate = (both.row(name).cells[1] for name in ("mean_step_time", "steps_per_second"))
     assert (mean.marked, mean.doubtful) == (rate.marked, rate.doubtful)
+    for compared in (mean, rate):
+        low, high = compared.low - compared.noise, compared.high + compared.noise
+        assert (low > 0 or high < 0) is compared.marked
+
+
+@pytest.mark.parametrize("slower", [1.1, 1.2, 1.26, 1.28, 1.3, 1.5])
+def test_a_threshold_of_a_rate_is_judged_as_that_of_its_time(slower: float) -> None:
+    """A fifth less work per second is a quarter more time."""
+    found = compare([[on(0.0, noisy(1), "old")], [on(0.02, noisy(2, 0.1 * slower))]])
+    time, rate = (
+        judge_limits(found, [parse_limit(limit)])
+        for limit in ("mean_step_time>+25%", "steps_per_second<-20%")
+    )
+    assert bool(time.exceeded) is bool(rate.exceeded) is (slower >= 1.3)
 
 
 def test_shares_of_time_are_bounded_by_the_lack_too() -> None:

@@ -181,7 +181,7 @@ def test_gradients_of_another_dtype_without_a_configuration(plan: Any) -> None:
 @pytest.mark.parametrize(
     ("stage", "devices", "memory", "why"),
     [
-        (2, 4, "a100", "it is the given strategy, and nothing that fits costs less"),
+        (2, 4, "a100", "it is the given strategy, and nothing that fits costs a tenth less"),
         (3, 8, "h100", "the given strategy, ZeRO-3, fits too, and a step takes 978.3 ms"),
         (1, 4, "a100-40", "the given strategy, ZeRO-1, does not fit: it needs 49.8 GiB"),
     ],

@@ -202,6 +202,22 @@ def test_the_report_of_a_healthy_run_has_25_lines_and_the_cause_is_in_the_second
     assert order == sorted(order)
 
 
+@pytest.mark.parametrize(
+    ("origin", "step", "reason"),
+    [
+        ("http://p:9090", 5, "no step between two of the last scrapes"),
+        ("http://p:9090", 0, "no step has ended"),
+        ("", 0, "no step has ended"),
+    ],
+)
+def test_an_unknown_step_time_names_the_scrapes_that_are_missing(
+    origin: str, step: int, reason: str
+) -> None:
+    untimed = rank(0, last_step=step, mean_seconds=None, median_seconds=None)
+    text = render_answers(run(untimed, origin=origin))
+    assert f"What does a step wait for? n/a: {reason}\n" in text
+
+
 def test_the_change_of_the_verdict_is_shown_with_its_diff() -> None:
     fix = Remedy(cause="nothing overlaps", dialect="Python", diff="- a\n+ b", gain_high_seconds=0.1)
     found = Finding(

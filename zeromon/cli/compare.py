@@ -77,7 +77,17 @@ def compare_named(runs: Sequence[str]) -> Comparison:
     """Returns the comparison of the named *runs*, each one run, or repeats of one: ``a,b,c``."""
     if len(runs) < 2:
         raise CompareError("a comparison needs two runs", "Like: zeromon compare ddp zero2")
-    return compare([[read_figures(name) for name in names.split(",")] for names in runs])
+    return compare([_repeats_of(names.split(",")) for names in runs])
+
+
+def _repeats_of(names: Sequence[str]) -> list[RunFigures]:
+    """The runs called *names*; raises :class:`CompareError` where two names are of one run."""
+    repeats = [read_figures(name) for name in names]
+    # One run twice is no second measurement: the noise would look smaller than it is
+    if len({(run.snapshot.run, run.snapshot.started_wall) for run in repeats}) < len(repeats):
+        hint = "Each repeat is a run of its own, like base.1,base.2,base.3."
+        raise CompareError(f"{','.join(names)} names one run twice", hint)
+    return repeats
 
 
 def read_figures(name: str) -> RunFigures:

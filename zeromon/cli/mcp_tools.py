@@ -21,12 +21,7 @@ from zeromon.cli.plan_output import changes_as_text as changes_text
 from zeromon.cli.report import newest_snapshot, report_text, runs_of_job
 from zeromon.comparison.comparison import compare
 from zeromon.diagnosis.rule import find_page
-from zeromon.readout.communication_report import (
-    by_operation as operations,
-    by_unit,
-    dim_block,
-    stage_block,
-)
+from zeromon.readout import communication_report
 from zeromon.readout.death_report import deaths
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, STEP
 from zeromon.readout.ledger import USEFUL, cause_text, goodput_headline, job_ledger
@@ -153,7 +148,8 @@ def communication(run: str = "") -> list[str]:
     return _lines_of(
         f"run {of.run}", *late, *(hang_text(of, hang) for hang in of.hangs),
         f"The {len(waiters)} of {len(of.ranks)} ranks that wait most", *waits, why_unknown(of.ranks),
-        by_unit(of, _UNITS), dim_block(of), operations(of), stage_block(of),
+        communication_report.by_unit(of, _UNITS), communication_report.dim_block(of),
+        communication_report.by_operation(of), communication_report.stage_block(of),
     )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ _SAFE_SHARE = 0.004
 _LOOKS_AHEAD = 4
 """It is stopped, too, where it would have less within so many looks at the pace of the last, unless the
 line of earlier launches says that it ends sooner."""
+_LEFT_FREE = ", but for what stays free"
 _SILENT = "no rank reported. A command that sets PYTHONPATH must keep what is there: DIR:$PYTHONPATH"
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _SET_PARENT_DEATH_SIGNAL = 1
@@ -63,6 +64,8 @@ class Request:
     """Seconds a sample of the best launch so far; this one is stopped where it loses."""
     expected_bytes: float | None = None
     """The peak on the host by the line of earlier launches."""
+    spare_bytes: int = 0
+    """Memory of the host that the launch leaves to other processes."""
     poll_seconds: float = _LOOK_SECONDS
     ranks: int = 0
     """How many report; 0: all of the world."""
@@ -164,7 +167,7 @@ class _Watch:
     def _look(self) -> str:
         """Reads the memory; returns why the launch must stop at once, "" while it may go on."""
         used, previous = self.feet.read(), self._headroom
-        self._headroom, kills = self.feet.headroom()
+        self._headroom, kills = self.feet.headroom(self.request.spare_bytes)
         self._kills = max(self._kills, kills)
         # -1: neither a cgroup nor /proc/meminfo says what is left, and no launch may be stopped for that
         if self._headroom < 0:
@@ -179,7 +182,7 @@ class _Watch:
         if expected is not None and used <= _ERROR * expected:
             soon = min(soon, max(used, round(expected)))
         if capacity - max(used, soon) < _SAFE_SHARE * capacity:
-            return "host memory would have run out"
+            return "host memory would have run out" + _LEFT_FREE * bool(self.request.spare_bytes)
         return ""
 
     def _ask(self) -> None:

@@ -65,11 +65,13 @@ def plan_as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = Fals
     rungs = _oom_ladder(setup, rows)
     if rungs:
         output += ["", f"what frees memory under {setup.plan.label}, cheapest first"]
-        output[-1] += (
-            ":" if any(row.memory.role(ACTIVATION) for row in rows) else ", without activations:"
-        )
+        output[-1] += ":" if _counts_activations(rows) else ", without activations:"
         output += [f"  {row}" for row in ladder_lines(rungs)]
     return "\n".join(output) + "\n"
+
+
+def _counts_activations(rows: list[plan.Row]) -> bool:
+    return any(row.memory.role(ACTIVATION) for row in rows)
 
 
 def _paper_note(rows: list[plan.Row]) -> list[str]:
@@ -109,6 +111,7 @@ def _plan_table(
     setup: plan.Setup, rows: list[plan.Row], choice: plan.Row | None, *, fewest: bool
 ) -> str:
     devices: Column[plan.Row] = Column("fewest devices", lambda row: str(_fewest_of(setup, row) or "-"))
+    fits = "fits" if _counts_activations(rows) else "fits without activations"
     return text_table(
         rows,
         Column(
@@ -118,7 +121,7 @@ def _plan_table(
         Column("device", lambda row: row.device_bytes or None, BYTES),
         Column("host/rank", lambda row: human_bytes(n) if (n := row.memory.total("host")) else "-"),
         Column("nvme/rank", lambda row: human_bytes(n) if (n := row.memory.total("nvme")) else "-"),
-        Column("fits", lambda row: _fit_text(row, setup.usable_bytes)),
+        Column(fits, lambda row: _fit_text(row, setup.usable_bytes)),
         Column("sent/step", lambda row: row.communication_bytes, BYTES),
         *(_TIME_COLUMNS if any(isinstance(row.time, StepTime) for row in rows) else ()),
         Column("max micro-batch", lambda row: row.largest_micro_batch, COUNT, unknown="-"),

@@ -61,13 +61,12 @@ class Collector:
         self._ticks = 0
         self._quiet_since = math.inf
         """Since when no run is followed; the first tick, which may come late on a busy node, sets it."""
-        self._last_read = 0.0
-        self._read_since_end = False
+        self._read_at: dict[str, float] = {}
+        """Kind of reader -> when one last read the snapshot."""
 
-    def was_read(self) -> None:
-        """Notes that a view has read the snapshot."""
-        self._last_read = self._clock()
-        self._read_since_end = True
+    def was_read(self, reader: str = "view") -> None:
+        """Notes that a *reader*, a view or a Prometheus, has read the snapshot."""
+        self._read_at[reader] = self._clock()
 
     def past(self, name: str) -> Past:
         """Returns the record of run *name*."""
@@ -119,6 +118,7 @@ class Collector:
     def _publish_snapshots(self) -> None:
         start = time.monotonic()
         self._find_new_runs()
+        is_quiet = not self._runs and self._ticks > 0
         snapshots = dict(self._over)
         for name, run in list(self._runs.items()):
             snapshot = self._follow(name, run)
@@ -141,9 +141,9 @@ class Collector:
             busy_seconds=self.health.busy_seconds + time.monotonic() - start,
             last_tick_wall=time.time(),
         )
-        if self._runs or self._ticks == 1:
+        # Also in the tick that publishes an end: what was read before it showed a living run
+        if not is_quiet:
             self._quiet_since = self._clock()
-            self._read_since_end = False
 
     def _follow(self, name: str, run: RunFollower) -> RunSnapshot | None:
         """Returns the new snapshot of *run*; None when the run cannot be followed any more."""
@@ -268,13 +268,17 @@ class Collector:
         return any(run.ranks and not run.has_live_processes() for run in self._runs.values())
 
     def may_end(self) -> bool:
-        """Returns whether no run is followed, no alert waits, and views read the end or timed out."""
-        quiet = self._clock() - self._quiet_since
+        """Returns whether no run is followed, no alert waits, and readers saw the end or timed out."""
+        now_seconds = self._clock()
+        quiet = now_seconds - self._quiet_since
         self._last_words = [alerts for alerts in self._last_words if alerts.is_sending]
         if self._runs or self._last_words or quiet < _MIN_LINGER_SECONDS:
             return False
-        watched = self._last_read > 0 and self._clock() - self._last_read < _LINGER_SECONDS
-        return self._read_since_end or not watched or quiet > _LINGER_SECONDS
+        # Each kind: after a view alone, the last sample of a Prometheus would be of a living run
+        return quiet > _LINGER_SECONDS or all(
+            read_at > self._quiet_since or now_seconds - read_at >= _LINGER_SECONDS
+            for read_at in self._read_at.values()
+        )
 
 
 def _is_run_folder(folder: Path) -> bool:

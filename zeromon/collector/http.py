@@ -160,7 +160,7 @@ class Application:
         return _send_json(respond, "200 OK", target_groups(self._view.targets(), self._view.view, host))
 
     def _answer_metrics(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
-        self._view.was_read()
+        self._view.was_read("prometheus")
         accepted = environ.get("HTTP_ACCEPT", ""), environ.get("HTTP_ACCEPT_ENCODING", "")
         headers, body = self._metrics.answer(self._view.view, self._view.health, *accepted)
         respond("200 OK", headers)

@@ -199,14 +199,31 @@ def _compared_cell(
     low, high = span(metric, of_base, machine, base.value, target.value)
     differs = metric.differ(base, target)
     marked = differs and noise is not None and (low > noise or high < -noise)
-    if metric.unit == "1/s" and min(base.value, target.value) > 0:  # judged as its time is
+    if metric.unit == "1/s" and min(base.value, target.value) > 0:
         time = replace(metric, name="mean_step_time", unit="s", more_is_better=False)
         judged = _compared_cell(time, base.inverted(), target.inverted(), of_base, machine)
         differs, marked = judged.marked or judged.doubtful, judged.marked
+        low, high, noise = _bounds_of_rate(base.value, judged)
     return replace(
         cell, difference=difference, noise=noise, low=low, high=high, marked=marked,
         better=marked and (difference > 0) is metric.more_is_better, doubtful=differs and not marked,
     )  # fmt: skip
+
+
+def _bounds_of_rate(base: float, time: Cell) -> tuple[float, float, float | None]:
+    """Returns low, high and noise of a rate's difference: those of its *time*, inverted.
+
+    Marks and thresholds of a rate and of its time are then the same.
+    """
+    low, high, noise = time.low or 0.0, time.high or 0.0, time.noise
+
+    def rate_difference(seconds: float) -> float:
+        # Noise may exceed the time itself, whose rate would be infinite
+        return base / max(1 + seconds * base, 0.01) - base
+
+    lower, upper = rate_difference(high + (noise or 0.0)), rate_difference(low - (noise or 0.0))
+    width = (upper - lower - rate_difference(low) + rate_difference(high)) / 2
+    return lower + width, upper - width, None if noise is None else width
 
 
 def _common_batch_key(m: RunFigures) -> tuple[object, ...]:
@@ -330,10 +347,9 @@ class _Contest:
 
         What a lack of CPUs or a neighbour may have added to its steps is not counted.
         """
-        fast, slow = self.speeds[top], self.speeds[rival]
-        noise = SPEED.noise(fast, slow)
-        _, upper = span(SPEED, self.machines[top], self.machines[rival], fast.value, slow.value)
-        return SPEED.differ(fast, slow) and noise is not None and upper < -noise
+        machines = self.machines[top], self.machines[rival]
+        cell = _compared_cell(SPEED, self.speeds[top], self.speeds[rival], *machines)
+        return cell.marked and not cell.better
 
     def small(self, among: Mapping[int, Estimate]) -> list[int]:
         """Returns the column with the lowest peak, and the columns within its noise."""

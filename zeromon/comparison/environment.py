@@ -126,6 +126,9 @@ _QUICK = 0.5
 """A difference is doubtful where the quickest steps show less than this part of it, as logarithms: so a
 time and its inverse are judged alike."""
 _MIN_STEPS = 40
+_WINDOW_STEPS, _MIN_WINDOWS, _REGULAR = 10, 16, 1 / 3
+"""Slow steps are the program's own where their number in windows of so many steps varies by less than
+this part of the variance of a random order: workers delay every fourth, a neighbour comes and goes."""
 _NOT_OF_TIME = frozenset(("headroom",))
 _WHOLE_STEPS = frozenset(("step_time", "mean_step_time"))
 
@@ -141,6 +144,8 @@ class Machine:
     quick: float
     """The step that a tenth of the steps do not exceed, seconds; 0 where too few."""
     repeats: int
+    is_regular: bool = False
+    """Slow steps come at a rhythm, so the program is their reason."""
 
 
 def machine_of(runs: Sequence[RunFigures]) -> Machine:
@@ -158,7 +163,17 @@ def machine_of(runs: Sequence[RunFigures]) -> Machine:
         step=statistics.median(seconds) if seconds else 0.0,
         quick=statistics.quantiles(seconds, n=10)[0] if enough else 0.0,
         repeats=len(runs),
+        is_regular=len(seconds) >= _MIN_WINDOWS * _WINDOW_STEPS and _are_slow_steps_regular(seconds),
     )
+
+
+def _are_slow_steps_regular(seconds: Sequence[float]) -> bool:
+    quick, *_, slow = statistics.quantiles(seconds, n=20)
+    starts = range(0, len(seconds) - _WINDOW_STEPS + 1, _WINDOW_STEPS)
+    limit = math.sqrt(quick * slow)
+    counts = [sum(step > limit for step in seconds[at : at + _WINDOW_STEPS]) for at in starts]
+    share = statistics.fmean(counts) / _WINDOW_STEPS
+    return statistics.pvariance(counts) < _REGULAR * _WINDOW_STEPS * share * (1 - share)
 
 
 def cpu_slack(metric: Metric, machine: Machine, value: float) -> float:
@@ -185,21 +200,17 @@ def span(
     if min(base.repeats, target.repeats) >= REPEATS:
         return difference, difference
     worse, base_slack = cpu_slack(metric, target, of_target), cpu_slack(metric, base, of_base)
-    if metric.more_is_better:
-        low, high = difference - base_slack, difference + worse
-    else:
-        low, high = difference - worse, difference + base_slack
-    is_of_steps = metric.unit == "1/s" or metric.name in _WHOLE_STEPS
-    if is_of_steps and _is_of_slow_steps(base, target, of_target, of_base):
-        times = target.quick / base.quick
-        quick = of_base * ((1 / times if metric.unit == "1/s" else times) - 1)
+    low, high = difference - worse, difference + base_slack
+    if metric.name in _WHOLE_STEPS and _is_of_slow_steps(base, target, of_target, of_base):
+        quick = of_base * (target.quick / base.quick - 1)
         low, high = min(low, quick), max(high, quick)
     return low, high
 
 
 def _is_of_slow_steps(base: Machine, target: Machine, of_target: float, of_base: float) -> bool:
     """Returns True if the quickest steps show too little of a difference; False for too few steps."""
-    if not base.quick or not target.quick or min(of_base, of_target) <= 0:
+    slower = target if of_target > of_base else base
+    if not base.quick or not target.quick or min(of_base, of_target) <= 0 or slower.is_regular:
         return False
     return abs(math.log(target.quick / base.quick)) < _QUICK * abs(math.log(of_target / of_base))
 

@@ -35,21 +35,13 @@ from zeromon.ring.model_metadata import (
     declared_keys,
 )
 from zeromon.ring.strategy import Strategy
-from zeromon.snapshot import RankSnapshot, StepSummary, rank
+from zeromon.snapshot import RankSnapshot, StepSummary, rank, step
 from zeromon.snapshot.communication import CollectiveRow, GatherRow, overlap_ratio
 from zeromon.snapshot.finding import RankTrial, TrialState
 from zeromon.snapshot.host import CodeLine
 from zeromon.snapshot.levels import UNTIMED
 from zeromon.snapshot.memory import DeviceMemory, OutOfMemory, RoleRow, TransferRow
 from zeromon.snapshot.noise import block_estimate
-from zeromon.snapshot.step import (
-    BatchRow,
-    CaptureState,
-    LoadingRow,
-    RankCapture,
-    ScalarRow,
-    settled_steps,
-)
 
 _WINDOW = 20
 _FRAME_CHARS = 240
@@ -86,7 +78,7 @@ def summarize_rank(state: RankState, observed: Observed = NOTHING_OBSERVED) -> R
 def _steady_steps(state: RankState) -> list[StepSummary]:
     """The last steps, the oldest first, without the first one of the process."""
     # A deque has no slices, and a copy of all 512 steps at each tick takes longer
-    return settled_steps(list(islice(reversed(state.history), _WINDOW))[::-1])
+    return step.settled_steps(list(islice(reversed(state.history), _WINDOW))[::-1])
 
 
 def _is_watched(observed: Observed) -> bool:
@@ -249,7 +241,7 @@ def _training_record(state: RankState) -> rank.RankTraining:
     marks = state.meta.get("batches")
     return rank.RankTraining(
         scalars=training_scalar_rows(state),
-        batches=BatchRow(**asdict(state.batches)) if state.batches.steps else None,
+        batches=step.BatchRow(**asdict(state.batches)) if state.batches.steps else None,
         loading=loader_totals_row(state),
         out_of_batches=state.out_of_batches,
         first_batches=tuple(m for m in marks if isinstance(m, int)) if isinstance(marks, list) else (),
@@ -359,12 +351,14 @@ def _out_of_memory(state: RankState) -> OutOfMemory | None:
     )
 
 
-def _rank_capture(state: RankState) -> RankCapture | None:
+def _rank_capture(state: RankState) -> step.RankCapture | None:
     mark = state.trace
     if mark is None:
         return None
-    return RankCapture(
-        request=mark.request, state=CaptureState(mark.state.label), why=state.texts.get(mark.text, "")
+    return step.RankCapture(
+        request=mark.request,
+        state=step.CaptureState(mark.state.label),
+        why=state.texts.get(mark.text, ""),
     )
 
 
@@ -532,10 +526,10 @@ def measured_cost(pairs: Iterable[tuple[int, int]]) -> tuple[float, float] | Non
 # ---- what the training itself tells of a rank ---------------------------------------------------
 
 
-def training_scalar_rows(state: RankState) -> tuple[ScalarRow, ...]:
+def training_scalar_rows(state: RankState) -> tuple[step.ScalarRow, ...]:
     """Loss, gradient norm and learning rate, those that the host knows."""
     return tuple(
-        ScalarRow(
+        step.ScalarRow(
             name=scalar.label,
             value=totals.value if math.isfinite(totals.value) else None,
             step=totals.step,
@@ -556,12 +550,12 @@ def _fold_loading_read(state: RankState, e: LoadingRead) -> None:
     state.loading_read = e
 
 
-def loader_totals_row(state: RankState) -> LoadingRow | None:
+def loader_totals_row(state: RankState) -> step.LoadingRow | None:
     """Returns the work and reads for batches; None where no batch was timed."""
     loading, loading_read = state.loading, state.loading_read or LoadingRead(0, 0, 0, 0)
     if loading is None:
         return None
-    return LoadingRow(
+    return step.LoadingRow(
         batches=loading.batches,
         fetch_seconds=loading.fetch_ns / 1e9,
         transform_seconds=loading.transform_ns / 1e9 if loading.transform_ns else None,

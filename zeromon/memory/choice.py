@@ -126,7 +126,7 @@ def _why_not_others(setup: Setup, chosen: Row, rows: Sequence[Row]) -> Iterator[
 def _preset_beside_chosen(preset: Row, chosen: Row) -> str:
     """Returns why *chosen* is chosen and not what was given."""
     if preset is chosen:
-        return f"it is {GIVEN}, and nothing that fits costs less"
+        return f"it is {GIVEN}, and nothing that fits costs a tenth less"
     name = f"{GIVEN}, {preset.plan.label},"
     if not preset.device_bytes:
         return f"what {name} needs of a device is unknown"

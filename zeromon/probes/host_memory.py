@@ -13,15 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from zeromon.probes.process import (
-    CGROUP,
-    PROC,
-    cgroup_folders,
-    child_process_ids,
-    process_state_letter,
-    read_small_file,
-    read_word_lines,
-)
+from zeromon.probes import process
 from zeromon.snapshot.host import HostMemory
 
 # cgroup v1 writes no limit as the largest multiple of a page below 2**63
@@ -31,7 +23,7 @@ _UNLIMITED = 1 << 60
 class HostReader:
     """Reads once a round for all processes of one cgroup; *proc* and *cgroup* are for tests."""
 
-    def __init__(self, proc: Path = PROC, cgroup: Path = CGROUP) -> None:
+    def __init__(self, proc: Path = process.PROC, cgroup: Path = process.CGROUP) -> None:
         self._proc = proc
         self._cgroup = cgroup
         self._levels: dict[int, tuple[Path, ...]] = {}
@@ -48,7 +40,9 @@ class HostReader:
         levels = self._levels.get(pid)
         if levels is None:
             # Kept: /proc/PID/cgroup is gone with the process, and its OOM kill is looked for then
-            levels = self._levels[pid] = tuple(cgroup_folders(pid, "memory", self._proc, self._cgroup))
+            levels = self._levels[pid] = tuple(
+                process.cgroup_folders(pid, "memory", self._proc, self._cgroup)
+            )
         memory = self._now.get(levels)
         if memory is None:
             memory = self._now[levels] = self._read(levels)
@@ -79,10 +73,10 @@ class HostReader:
         )
 
 
-def memory_capacity(pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+def memory_capacity(pid: int, proc: Path = process.PROC, cgroup: Path = process.CGROUP) -> int:
     """Returns the bytes of *pid*'s machine, or the limit of its tightest cgroup; -1 where unknown."""
     total = _read_field(proc / "meminfo", "MemTotal:")
-    levels = map(read_cgroup_memory, cgroup_folders(pid, "memory", proc, cgroup))
+    levels = map(read_cgroup_memory, process.cgroup_folders(pid, "memory", proc, cgroup))
     limits = [level.limit_bytes for level in levels if level is not None]
     return min([*limits, *([total * 1024] if total >= 0 else [])], default=-1)
 
@@ -120,14 +114,14 @@ def count_oom_kills(folder: Path) -> int:
 
 def _read_number(path: Path) -> int:
     with suppress(OSError, ValueError):
-        return int(read_small_file(path))
+        return int(process.read_small_file(path))
     return -1
 
 
 def _read_field(path: Path, name: str) -> int:
     """The number behind *name* in a file of "name number" lines, or -1."""
     with suppress(ValueError):
-        for fields in read_word_lines(path):
+        for fields in process.read_word_lines(path):
             if len(fields) >= 2 and fields[0] == name:
                 return int(fields[1])
     return -1
@@ -145,7 +139,7 @@ class Footprint:
     Pages of files do not count: the kernel takes them back first.
     """
 
-    def __init__(self, pid: int, proc: Path = PROC, *, deep: bool = True) -> None:
+    def __init__(self, pid: int, proc: Path = process.PROC, *, deep: bool = True) -> None:
         self.pid, self._deep = pid, deep
         self._proc = proc
         self._pids: set[int] = {pid}
@@ -163,7 +157,7 @@ class Footprint:
         total = 0
         self._living = set()
         for pid in self._pids:
-            rows = read_word_lines(self._proc / str(pid) / "status")
+            rows = process.read_word_lines(self._proc / str(pid) / "status")
             fields = {row[0]: int(row[1]) * 1024 for row in rows if row[0] in _STATUS_FIELDS}
             if not fields:
                 continue
@@ -182,11 +176,16 @@ class Footprint:
         """Returns the sum of the peaks of the living processes: ranks peak together."""
         return sum(self._most.get(pid, 0) for pid in self._living)
 
-    def headroom(self) -> tuple[int, int]:
-        """Returns the bytes that can still be taken, and the OOM kills that the cgroup counted."""
+    def headroom(self, spare_bytes: int = 0) -> tuple[int, int]:
+        """Returns the bytes that can still be taken, and the OOM kills that the cgroup counted.
+
+        *spare_bytes* are left to other processes, where no cgroup limits these.
+        """
         self._reader.new_round()
         memory = self._reader.read(self.pid)
-        return memory.headroom_bytes, memory.oom_kills
+        is_shared = memory.limit_bytes <= 0 <= memory.headroom_bytes
+        spare = min(spare_bytes, memory.headroom_bytes) if is_shared else 0
+        return memory.headroom_bytes - spare, memory.oom_kills
 
     def end(self, *, patience_seconds: float = 10.0) -> None:
         """Ends all processes by SIGTERM, and what remains by SIGKILL."""
@@ -205,7 +204,7 @@ class Footprint:
 
     def _is_alive(self) -> bool:
         # A zombie that its parent does not collect would be waited for until the deadline
-        return any(process_state_letter(pid, self._proc) not in ("", "Z") for pid in self._pids)
+        return any(process.process_state_letter(pid, self._proc) not in ("", "Z") for pid in self._pids)
 
     def _add_children(self, *, at_once: bool = False) -> None:
         """Adds the children of the known processes; a child keeps its place when its parent ends."""
@@ -217,10 +216,10 @@ class Footprint:
         self._looked = now_seconds
         waiting = list(self._pids)
         while waiting:
-            children = child_process_ids(waiting.pop(), self._proc) - self._pids
+            children = process.child_process_ids(waiting.pop(), self._proc) - self._pids
             self._pids |= children
             waiting += children
-        self._pids = {pid for pid in self._pids if process_state_letter(pid, self._proc)}
+        self._pids = {pid for pid in self._pids if process.process_state_letter(pid, self._proc)}
 
 
 def _send_signal(pids: Iterable[int], number: int) -> None:

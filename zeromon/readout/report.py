@@ -203,7 +203,10 @@ def render_answers(
         rows_shown.append(f"  {life_text(life)}")
     rows_shown += [row for row in _fact_lines(run, annotation or About()) if row.startswith(_FACTS)]
     facts = [f"{value} {note[:6]}, {window_text(run)}{note[6:]}" for value, note in pace_facts(run)]
-    rows_shown += ["", f"What does a step wait for? {'; '.join(facts) or 'n/a: no step has ended'}"]
+    # A scrape has the count of steps, and a time is a difference of two
+    is_unscraped = run.origin and run.last_step
+    reason = "no step between two of the last scrapes" if is_unscraped else "no step has ended"
+    rows_shown += ["", f"What does a step wait for? {'; '.join(facts) or f'n/a: {reason}'}"]
     rows_shown += [f"  {value} {note}" for value, note in goodput_facts(run)]
     for bar in step_bars(run):
         placement = f", {bar.placement}" if bar.placement else ""

@@ -162,6 +162,13 @@ def test_the_cause_of_a_death_tells_culprit_and_victim_apart(name: str) -> None:
     snapshot = run(*ranks, ended=all(not one.status.alive for one in ranks))
     found = values(Writer().write((snapshot,), None, openmetrics=False).decode())
     assert [f"{s['cause']} {s['role']}" for s in found["zeromon_rank_death"]] == expected
+    failed = [
+        sample.value
+        for family in collect((snapshot,))
+        for sample in family.samples
+        if sample.name == "zeromon_rank_failed"
+    ]
+    assert sum(failed) == sum(not text.endswith("stopped") for text in expected)
     severities = [f.severity for f in advise(snapshot) if f.rule == "rank_died"]
     if name == CTRL_C:
         assert not severities

@@ -273,6 +273,21 @@ def test_labels_of_strangers_break_nothing() -> None:
     assert (finding.rule, finding.code, finding.rank) == (evil, "", 0)
 
 
+@pytest.mark.parametrize(
+    ("role", "failed", "stopped"), [("stopped", 0.0, "SIGTERM"), ("victim", 1.0, "SIGTERM")]
+)
+def test_a_rank_that_somebody_stopped_is_no_failed_one_and_not_finished(
+    role: str, failed: float, stopped: str
+) -> None:
+    columns = [
+        sample("rank_up", value=0.0), sample("rank_failed", value=failed),
+        sample("rank_death", cause="SIGTERM", role=role),
+    ]  # fmt: skip
+    ((key, facts),) = samples_by_rank(columns, []).items()
+    status = rank_of(key, facts, taken_wall=10.0, run_step=3).status
+    assert (status.ended, status.stopped, status.failed) == ("SIGTERM", stopped, True)
+
+
 def test_a_hang_is_named_by_its_operation_and_group() -> None:
     """One that names neither is of an older collector."""
     named = {"kind": "a member has not come", "op": "all_gather", "group": "dp"}

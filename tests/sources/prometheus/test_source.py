@@ -55,7 +55,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     node = Node(tmp_path_factory.mktemp("node"))
     with ExitStack() as stack:
         stack.callback(node.close)
-        shapes = {"fleet": (8, 8), "frail": (2, 4), "twins": (2, 4), "twin": (1, 4), "short": (1, 2)}
+        shapes = {"fleet": (8, 8), "frail": (2, 4), "twins": (2, 4), "twin": (1, 4), "short": (1, 2),
+                  "over": (1, 2)}  # fmt: skip
         fleets = {
             name: stack.enter_context(Fleet(*shape, name="twins" if name == "twin" else name))
             for name, shape in shapes.items()
@@ -66,7 +67,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         targets = [{"targets": [node.address], "labels": {"__meta_zeromon_node": "n0"}}]
         jobs.append(scrape(static_configs=targets) | {"job_name": "real"})
         server = stack.enter_context(Prometheus(jobs))
-        server.wait("count(zeromon_rank_up)", 64 + 8 + 8 + 4 + 2)
+        server.wait("count(zeromon_rank_up)", 64 + 8 + 8 + 4 + 2 + 2)
         server.wait("min(count_over_time(zeromon_rank_up[5m]))", 4)
         yield World(server, node, fleets)
 
@@ -523,6 +524,18 @@ def test_a_dead_rank_is_told_from_a_silent_one(frail: Small) -> None:
             assert [(r.rank, r.status.ended) for r in run.ranks if r.status.failed] == [(2, "SIGKILL")]
     finally:
         frail.fleet.nodes[0].failed.clear()
+
+
+def test_a_rank_that_ended_before_its_collector_left_is_not_unknown(world: World) -> None:
+    server, over = world.server, world.fleets["over"]
+    over.nodes[0].failed.update({0, 1})
+    server.wait('sum(zeromon_rank_up{run="over"} == bool 0)', 2)
+    over.silent.add(0)
+    wait_for(lambda: not server.query('zeromon_rank_up{run="over"}'))
+    time.sleep(5)  # so long a rank that lives may be without samples
+    run = fresh(server.url, "over").latest()
+    assert run.ended
+    assert [rank.status.ended for rank in run.ranks] == ["SIGKILL", "SIGKILL"]
 
 
 def test_two_jobs_of_one_name_are_not_mixed(world: World) -> None:

@@ -20,14 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from zeromon.attach.inject.elf import (
-    THREAD_NAME,
-    Mapping,
-    Target,
-    read_mappings,
-    wait_until_true,
-    waits_for_interpreter,
-)
+from zeromon.attach.inject import elf
 from zeromon.attach.inject.refusal import replaced_error
 from zeromon.base.errors import AttachRefused
 
@@ -115,7 +108,9 @@ def _ptrace_call(request: int, tid: int, data: int = 0) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def plant_code(target: Target, code: str, resolve: Callable[[int], Target]) -> tuple[str, int, int]:
+def plant_code(
+    target: elf.Target, code: str, resolve: Callable[[int], elf.Target]
+) -> tuple[str, int, int]:
     """Runs *code* in a new thread of *target*; returns the stopped thread, and for how long (ns).
 
     *resolve* finds the addresses again: the memory that is opened here must be that of *target*. Raises
@@ -132,7 +127,7 @@ def plant_code(target: Target, code: str, resolve: Callable[[int], Target]) -> t
         content = os.pread(memory, target.room, target.padding)
         if content.strip(b"\0") and not content.startswith(_MAGIC):
             raise AttachRefused(f"something else has put code into process {target.pid}")
-        if not wait_until_true(lambda: not waits_for_interpreter(target.pid), 1.0):
+        if not elf.wait_until_true(lambda: not elf.waits_for_interpreter(target.pid), 1.0):
             raise AttachRefused(
                 f"an earlier attach still waits for the interpreter of process {target.pid}",
                 "C code holds its interpreter's lock; try again later. py-spy dump shows the stacks.",
@@ -158,7 +153,7 @@ def plant_code(target: Target, code: str, resolve: Callable[[int], Target]) -> t
         os.close(memory)
 
 
-def parked_threads(target: Target) -> list[ParkedThread]:
+def parked_threads(target: elf.Target) -> list[ParkedThread]:
     """Threads found waiting in the same call repeatedly; helpers first, the longest-waiting first."""
     sightings: Counter[ParkedThread] = Counter()
     for _ in range(_ROUNDS):
@@ -167,7 +162,7 @@ def parked_threads(target: Target) -> list[ParkedThread]:
             if thread is not None:
                 sightings[thread] += 1
         time.sleep(_GAP_SECONDS)
-    maps = read_mappings(target.pid)
+    maps = elf.read_mappings(target.pid)
     # Code in which a waiting thread may hold a lock that pthread_create needs
     ranges = [
         (mapping.start, mapping.end)
@@ -198,13 +193,15 @@ def _parked_call(pid: int, tid: int) -> ParkedThread | None:
     return ParkedThread(tid, int(fields[0]), int(fields[7], 16), int(fields[8], 16))
 
 
-def _run_in_thread(target: Target, memory: int, encoded: bytes, thread: ParkedThread | None) -> int:
+def _run_in_thread(target: elf.Target, memory: int, encoded: bytes, thread: ParkedThread | None) -> int:
     """Makes a thread execute the code: *thread* where it is parked, or else the main thread as it runs.
 
     Returns how long it was stopped, ns; 0 when it had moved and nothing was done.
     """
     tid = thread.tid if thread else target.pid
-    loader = [m for m in read_mappings(target.pid) if "/ld-linux" in m.path] if thread is None else []
+    loader = (
+        [m for m in elf.read_mappings(target.pid) if "/ld-linux" in m.path] if thread is None else []
+    )
     os.pwrite(memory, _padding_content(target, encoded, pending=thread is None), target.padding)
     try:
         _ptrace_call(_SEIZE, tid)
@@ -239,14 +236,14 @@ def _run_in_thread(target: Target, memory: int, encoded: bytes, thread: ParkedTh
             _ptrace_call(_DETACH, tid)
 
 
-def _has_injected_code(tid: int, target: Target) -> bool:
+def _has_injected_code(tid: int, target: elf.Target) -> bool:
     """Returns whether the stopped thread *tid* has the code in its memory: execve replaces all of it."""
     with suppress(OSError), open(f"/proc/{tid}/mem", "rb", buffering=0) as memory:
         return os.pread(memory.fileno(), len(_MAGIC), target.padding) == _MAGIC
     return False
 
 
-def _padding_content(target: Target, encoded: bytes, *, pending: bool) -> bytes:
+def _padding_content(target: elf.Target, encoded: bytes, *, pending: bool) -> bytes:
     symbols = target.symbols
     data = _DATA.pack(
         _MAGIC,
@@ -258,7 +255,7 @@ def _padding_content(target: Target, encoded: bytes, *, pending: bool) -> bytes:
         symbols["pthread_detach"],
         symbols["Py_AddPendingCall"] if pending else 0,
         0,
-        THREAD_NAME.encode(),
+        elf.THREAD_NAME.encode(),
     )
     return data + _CODE + encoded
 
@@ -302,7 +299,7 @@ def _return_registers(registers: _Registers, memory: int) -> tuple[int, int] | N
     return registers.rip - 2, (_RESTART_SYSCALL if result == _RESTART_BLOCK else registers.orig_rax)
 
 
-def _has_stack_room(maps: list[Mapping], stack: int) -> bool:
+def _has_stack_room(maps: list[elf.Mapping], stack: int) -> bool:
     """Returns whether a thread's stack has room for the code and its calls."""
     for mapping in maps:
         if mapping.start <= stack < mapping.end:

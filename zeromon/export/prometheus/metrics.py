@@ -27,7 +27,7 @@ from zeromon.snapshot.focus import death_cause, roles_of
 from zeromon.snapshot.host import Device, Disk, HostMemory
 from zeromon.snapshot.memory import DeviceMemory, ExpectedRow
 from zeromon.snapshot.rank import EngineRow
-from zeromon.snapshot.run import Health
+from zeromon.snapshot.run import DeathRole, Health
 
 Row = tuple[tuple[str, ...], float | None]
 RankRows = Callable[[RankSnapshot], Iterable[Row]]
@@ -168,6 +168,11 @@ def _death_rows(run: RunSnapshot) -> RankRows:
     return lambda rank: (((death_cause(rank), role), 1),) if (role := roles.get(rank.rank)) else ()
 
 
+def _failed_rows(run: RunSnapshot) -> RankRows:
+    stopped = {rank for rank, role in roles_of(run).items() if role is DeathRole.STOPPED}
+    return lambda rank: (((), int(rank.status.failed and rank.rank not in stopped)),)
+
+
 def _engine_values(read_value: Callable[[EngineRow], float | None]) -> Rows:
     return _by_rank(lambda rank: (((str(e.engine),), read_value(e)) for e in rank.config.engines))
 
@@ -257,8 +262,8 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_rank_info", "info", "", "Identity of a rank: where it runs, and its strategy; the value is always 1.",
          ("local_rank", "world_size", "node", "device", "strategy", "pid"), _by_rank(_info_rows)),
     Spec("zeromon_rank_up", "gauge", "bool", "1 while the process of the rank lives.", (), _one_value(lambda r: int(r.status.alive)), lasting=True),
-    Spec("zeromon_rank_failed", "gauge", "bool", "1 when the rank ended abnormally.",
-         (), _one_value(lambda r: int(r.status.failed)), lasting=True),
+    Spec("zeromon_rank_failed", "gauge", "bool", "1 when the rank failed, by itself or because of another rank; 0 where a person or a scheduler stopped the run.",
+         (), _failed_rows, lasting=True),
     Spec("zeromon_rank_detached", "gauge", "bool", "1 for a rank from which the agent was removed: its other gauges are unknown, and absent.",
          (), _one_value(lambda r: int(r.status.detached)), lasting=True),
     Spec("zeromon_rank_death", "gauge", "bool", "1 for a rank that ended abnormally: its cause (left: without an error, while others needed it), and its role: culprit (ended the run), victim (ended because of another rank) or stopped (by a person or a scheduler).",

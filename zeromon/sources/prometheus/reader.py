@@ -185,9 +185,10 @@ class Reader:
         offset = self.server.offset
         times = {key_of(s.labels): s.value - offset for s in rates if s.labels.get("of") == "seen"}
         reading.seen = max(times.values(), default=time.time() if at is None else at)
-        for key in reading.facts:
+        for key, facts in reading.facts.items():
             age = reading.seen - times.get(key, reading.seen)
-            if age > self._silence_limit:
+            # The collector of a rank that has ended leaves, and the rank is not unknown for that
+            if facts.up and age > self._silence_limit:
                 reading.silent[key] = age
         ids = {key.rank for key in reading.facts}
         stale = {key for key in map(key_of, (s.labels for s in lost)) if key is not None}
@@ -269,7 +270,7 @@ class Reader:
                 if key in last_times:
                     reading.facts[key] = facts
                     age = wall_now - last_times[key]
-                    if age > self._silence_limit:
+                    if facts.up and age > self._silence_limit:
                         reading.silent[key] = age
         if not reading.seen:
             reading.seen = max([0.0, *last_times.values()])

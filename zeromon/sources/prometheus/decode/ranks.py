@@ -42,6 +42,7 @@ from zeromon.snapshot.rank import (
     RankSteps,
     RankTraining,
 )
+from zeromon.snapshot.run import DeathRole
 from zeromon.sources.prometheus.client import Line
 from zeromon.sources.prometheus.decode.samples import Key, RankSamples, row_of_cell
 from zeromon.storage.step_history.rows import step_of
@@ -58,7 +59,8 @@ def rank_of(
     Its one recent step is the mean over the window of the rates, with the number *run_step*, the
     newest step of the run. *silent_seconds*: how long the rank has had no samples.
     """
-    is_up, failed = facts.up, facts.number("rank_failed") == 1
+    is_stopped = (DeathRole.STOPPED,) in facts.by("rank_death", "role")
+    is_up, failed = facts.up, is_stopped or facts.number("rank_failed") == 1
     rate = facts.rates.get("steps", 0.0)
     seconds = facts.rates.get("spent", 0.0) / rate if rate > 0 else None
     exposed = facts.number("exposed_communication_ratio")
