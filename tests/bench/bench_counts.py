@@ -134,8 +134,8 @@ def main() -> None:
             others = sum(one.instructions for thread, one in on.items() if thread != 1) / WINDOW
             share = added / (large[1].instructions / 2)
             row += (
-                f", {added / 1e3:6.0f} k instructions ({share:.2%} of {large[1].instructions / 2e6:.0f} M; "
-                f"other threads {others / 1e3:.0f} k), "
+                f", {added / 1e3:6.0f} k instructions "
+                f"({share:.2%} of {large[1].instructions / 2e6:.0f} M), others {others / 1e3:.0f} k, "
                 f"{first.allocations / WINDOW - second.allocations / WITHOUT:6.0f} allocations, "
                 f"{first.system_calls / WINDOW - second.system_calls / WITHOUT:5.1f} system calls"
             )

@@ -10,6 +10,7 @@ see :mod:`zeromon_agents.observe.stall_detector`.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import weakref
@@ -333,7 +334,7 @@ class Collectives:
         hook: Callable[..., Any] = compiled_hooks.Issue(
             context, original, slow, context.recorder, *objects, *words
         )
-        return hook
+        return functools.update_wrapper(hook, slow)
 
     def _wait_hook(self, original: Any) -> Callable[..., Any]:
         context, pop_entry, now_ns = self._context, self.open.pop, time.monotonic_ns
@@ -394,7 +395,7 @@ class Collectives:
         hook: Callable[..., Any] = compiled_hooks.Wait(
             context, original, slow, context.recorder, *objects, *words
         )
-        return hook
+        return functools.update_wrapper(hook, slow)
 
     def _ended_at_once(self, open_work: Any, has_failed: bool) -> None:
         """Writes the end of a collective whose call raised, or returned no work."""

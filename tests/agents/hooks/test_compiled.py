@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import random
@@ -225,11 +226,15 @@ def test_ctrl_c_in_a_hook_reaches_the_user(sides: list[Side]) -> None:
         raise KeyboardInterrupt
 
     for side in sides:
-        before = around(side.context, interrupt)(lambda: None)
-        after = around(side.context, None, interrupt)(lambda: None)
+        options, payload = Options(True), [torch.ones(1)]
         side.collectives.completions.call_back = interrupt  # type: ignore[method-assign]
         issue = side.collectives._issue_hook(lambda *_: Work(), "allreduce", PAYLOADS["allreduce"])
-        for function in (before, after, lambda: issue(side.pg, [torch.ones(1)], Options(True))):
+        calls = (
+            functools.partial(around(side.context, interrupt)(lambda: None)),
+            functools.partial(around(side.context, None, interrupt)(lambda: None)),
+            functools.partial(issue, side.pg, payload, options),
+        )
+        for function in calls:
             with pytest.raises(KeyboardInterrupt):
                 function()
         assert side.context.guard.errors == 0
@@ -270,6 +275,8 @@ def test_a_hook_can_be_copied_pickled_and_bound(
         assert owner.method(3) == (owner, 3)
         assert owner.method.__self__ is owner
         assert hook(1) == 3 and hook.__name__ == "add" and hook.__wrapped__ is add
+        for function in (hook, side.wait, *side.issue.values()):
+            assert function.__name__ and function.__qualname__ and function.__module__
 
 
 def test_a_muted_or_closed_ring_is_not_written(sides: list[Side]) -> None:
