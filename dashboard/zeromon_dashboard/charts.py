@@ -7,6 +7,7 @@ milliseconds on checks that a test makes, and a browser cannot append to arrays.
 
 import math
 import statistics
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -36,12 +37,13 @@ MAX_RANKS = 8
 _WARM_UP = 3
 FEW = 8
 """With fewer steps, an axis has a mark for each."""
-_MAX_BESIDE_TITLE, _MAX_CHARACTERS = 4, 36
+_MAX_TRACES, _MAX_BESIDE_TITLE, _MAX_WITHOUT_TITLE = 4, 22, 36
+"""Limits of a legend above a chart on a screen of 360 pixels: lines, and characters of their names."""
 SUM = "sum"
 """The line of the sum over the ranks; the colours of the palette are for ranks and runs."""
 LEGEND_BELOW = {"legend": {"orientation": "h", "y": -0.32, "yanchor": "top", "x": 0}}
 """For more traces than fit beside the title of a chart of half the page's width."""
-INK, LINE = "#868e96", "rgba(134,142,150,0.22)"
+INK, LINE, WARM = "#868e96", "rgba(134,142,150,0.22)", COLOURS[5]
 """Legible on a light and on a dark page, so that switching does not need new figures."""
 _HOVER_LABEL = {
     "namelength": -1, "bgcolor": "#1c2329", "bordercolor": INK, "font": {"color": "#f1f3f5", "size": 12},
@@ -94,34 +96,34 @@ class Chart:
         ]  # fmt: skip
         if not any(x for x, _ in self.traces.values()):
             return empty_figure(self.title if self.titled else "")
-        is_crowded = len(self.traces) > _MAX_BESIDE_TITLE or sum(map(len, self.traces)) > _MAX_CHARACTERS
+        max_characters = _MAX_BESIDE_TITLE if self.titled else _MAX_WITHOUT_TITLE
+        is_crowded = len(self.traces) > _MAX_TRACES or sum(map(len, self.traces)) > max_characters
+        levels = [mark for mark in self.marks if mark.x is None]
+        first_step = min((x[0] for x, _ in self.traces.values() if x), default=0.0)
+        # Others would stretch the axis
+        events = [event for event in self.events if first_step <= event[0] <= self.last]
         low = min((v for _, y in self.traces.values() for v in y if v is not None), default=0.0)
         top = max([self.top, *(1.05 * max(mark.y) for mark in self.marks)])
+        # Below the name of a level, which it would cross
+        line_top = min((0.98 * mark.y[0] / top for mark in levels), default=1)
         return plotly_figure(
             [*scatters, *(_mark_trace(mark) for mark in self.marks if mark.x is not None)],
             self.title if self.titled else "",
             self.height + 60 * is_crowded,
             **(LEGEND_BELOW if is_crowded else {}),
-            margin={"l": 60, "r": 16, "t": 60 if self.titled else 24, "b": 44},
-            xaxis={**step_axis(self.steps), **({"dtick": 1} if 0 < self.last < FEW else {})},
+            xaxis=step_axis(self.steps, self.last),
             yaxis={**titled_axis(self.unit), "range": [min(0.0, 1.1 * low), top], "fixedrange": True},
             uirevision=str(self.steps),  # else a zoom of before outlives a new range
             hovermode="x unified",
             shapes=[
-                *(_level_line(mark) for mark in self.marks if mark.x is None),
-                *(_event_line(step) for step, _ in self._drawn_events),
+                *(drawn_line(WARM, "dash", xref="paper", x=(0, 1), y=mark.y) for mark in levels),
+                *(drawn_line(WARM, "dot", yref="paper", x=(x, x), y=(0, line_top)) for x, _ in events),
             ],
             annotations=[
-                *(_level_label(mark) for mark in self.marks if mark.x is None),
-                *(_event_label(step, label) for step, label in self._drawn_events),
+                *(drawn_label(WARM, mark.name, xref="paper", x=0, y=mark.y[0]) for mark in levels),
+                *(drawn_label(WARM, escape(name), yref="paper", x=x, y=0) for x, name in events),
             ],
         )
-
-    @property
-    def _drawn_events(self) -> list[tuple[int, str]]:
-        """Those within the lines: others would stretch the axis."""
-        first_step = min((x[0] for x, _ in self.traces.values() if x), default=0.0)
-        return [(step, label) for step, label in self.events if first_step <= step <= self.last]
 
     def newer(self, step: float) -> dict[str, Any] | None:
         """The points after *step*, as ``extendData`` takes them; None without any."""
@@ -139,14 +141,20 @@ class Chart:
         return max((x[-1] for x, _ in self.traces.values() if x), default=-1)
 
 
+_MAX_TITLE_LINE = 46
+"""Characters that fit a screen of 360 pixels, where plotly would cut a longer line."""
+
+
 def plotly_figure(data: list[Any], title: str, height: int, **layout: Any) -> dict[str, Any]:
     """A figure of the traces *data*; *layout*: of its layout, beside what all figures share."""
     # Above the legend, which it would overlap on a narrow screen; in pixels for tall figures
-    title_position = {"x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 9}}
+    title_lines = textwrap.wrap(title, _MAX_TITLE_LINE, break_long_words=False)
+    extra_height = 18 * len(title_lines[1:])
+    title_position = {"x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 9 + extra_height * 2 // 3}}
     shared = {
-        "title": {"text": title, "font": {"size": 14}, **title_position},
-        "height": height,
-        "margin": {"l": 60, "r": 16, "t": 60, "b": 44},
+        "title": {"text": "<br>".join(title_lines), "font": {"size": 14}, **title_position},
+        "height": height + extra_height,
+        "margin": {"l": 60, "r": 16, "t": 60 + extra_height if title else 24, "b": 44},
         "font": {"color": INK, "size": 12},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
@@ -169,40 +177,24 @@ def titled_axis(title: str) -> dict[str, Any]:
     return {"title": head, "gridcolor": LINE, "zerolinecolor": LINE, "automargin": True}
 
 
-def step_axis(steps: tuple[int, int] | None) -> dict[str, Any]:
-    """The axis of steps, from the first to the last of *steps*; a drag over it chooses others."""
+def step_axis(steps: tuple[int, int] | None, count: float = FEW) -> dict[str, Any]:
+    """The axis of *count* steps, from first to last of *steps*; a drag over it chooses others."""
+    marks = {"dtick": 1} if count < FEW else {}
     span = {} if steps is None else {"range": [steps[0] - 0.5, steps[1] + 0.5]}
     head = {"unifiedhovertitle": {"text": "step %{x:,d}"}}
-    return {**titled_axis("step"), **span, **head, "tickformat": ",d", "hoverformat": ",d"}
+    return {**titled_axis("step"), **span, **marks, **head, "tickformat": ",d", "hoverformat": ",d"}
 
 
-def _level_line(mark: Mark) -> dict[str, Any]:
-    return {
-        "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": mark.y[0], "y1": mark.y[1],
-        "line": {"dash": "dash", "width": 1.5, "color": "#D55E00"},
-    }  # fmt: skip
+def drawn_line(colour: str, dash: str, x: Sequence[float], y: Sequence[float], **axes: Any) -> Any:
+    """A line across a figure, from the first to the second of *x* and *y*."""
+    corners = {"x0": x[0], "x1": x[1], "y0": y[0], "y1": y[1]}
+    return {"type": "line", **corners, "line": {"dash": dash, "width": 1.5, "color": colour}, **axes}
 
 
-def _level_label(mark: Mark) -> dict[str, Any]:
-    return {
-        "text": mark.name, "xref": "paper", "x": 0, "xanchor": "left", "y": mark.y[0],
-        "yanchor": "bottom", "showarrow": False, "font": {"color": "#D55E00", "size": 11},
-    }  # fmt: skip
-
-
-def _event_line(step: int) -> dict[str, Any]:
-    return {
-        "type": "line", "yref": "paper", "x0": step, "x1": step, "y0": 0, "y1": 1,
-        "line": {"dash": "dot", "width": 1.5, "color": "#D55E00"},
-    }  # fmt: skip
-
-
-def _event_label(step: int, label: str) -> dict[str, Any]:
-    return {
-        "text": escape(label), "yref": "paper", "x": step, "y": 0,
-        "xanchor": "left", "yanchor": "bottom",
-        "showarrow": False, "font": {"color": "#D55E00", "size": 11},
-    }  # fmt: skip
+def drawn_label(colour: str, label: str, **position: Any) -> dict[str, Any]:
+    """A text that begins at, and stands on, *position*."""
+    anchor = {"xanchor": "left", "yanchor": "bottom", "showarrow": False}
+    return {"text": label, **anchor, "font": {"color": colour, "size": 11}, **position}
 
 
 _DASHES = {"soonest": "dashdot", "latest": "solid"}
@@ -211,7 +203,7 @@ _DASHES = {"soonest": "dashdot", "latest": "solid"}
 def _mark_trace(mark: Mark) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": "lines", "name": mark.name, "x": list(mark.x or ()),
-        "y": list(mark.y), "line": {"dash": _DASHES.get(mark.name, "dot"), "color": "#D55E00"},
+        "y": list(mark.y), "line": {"dash": _DASHES.get(mark.name, "dot"), "color": WARM},
         "hovertemplate": "%{y:.4g}",
     }  # fmt: skip
 

@@ -17,6 +17,7 @@ from dash.development.base_component import Component
 from plotly.offline import get_plotlyjs
 from plotly.utils import PlotlyJSONEncoder
 
+from zeromon.base.units import wrap_report_line
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.snapshot.focus import first_counted
 from zeromon.snapshot.run import About
@@ -59,7 +60,7 @@ def run_page(
         html.Div(id="life-key", **props["life-key"]),
         *overview.skeleton(props, route),
         section_heading("Advice: all findings"),
-        *finding_list(run.findings),
+        *finding_list(run),
         folded(["Memory by role"], *(graph_panel(name, memory) for name in memory)) if memory else None,
     ]
     return _page_markup(run.run, body, report, still=still)
@@ -96,7 +97,8 @@ def _page_markup(title: str, body: Sequence[Any], report: str, *, still: bool) -
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>{escape(title)} - zeromon</title><style>{style}</style></head><body>",
     )
-    numbers = f"<h2>In numbers</h2><pre class='numbers' tabindex='0'>{escape(report)}</pre>"
+    numbers = "\n".join(row for line in report.splitlines() for row in wrap_report_line(line, 150))
+    numbers = f"<h2>In numbers</h2><pre class='numbers' tabindex='0'>{escape(numbers)}</pre>"
     return "\n".join([*head, content, numbers, plotly, draw, "</body></html>"])
 
 
@@ -130,7 +132,10 @@ def component_markup(component: Any, plots: dict[str, Any]) -> str:
         attributes["class"] = f"{kind} {attributes.get('class', '')}".strip()
     if style := props.get("style"):
         css_names = {name: re.sub("([A-Z])", r"-\1", name).lower() for name in style}
-        attributes["style"] = ";".join(f"{css_names[name]}:{value}" for name, value in style.items())
+        # As React does: a number is in pixels
+        attributes["style"] = ";".join(
+            f"{css_names[name]}:{value}{'px' * isinstance(value, int)}" for name, value in style.items()
+        )
     encoded_attributes = "".join(f' {name}="{escape(str(value))}"' for name, value in attributes.items())
     label = props.get("title") if kind == "Alert" else None
     children = component_markup([label, props.get("children")], plots)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from zeromon.base.errors import RunNotFound, ZeromonError
 from zeromon.cli.compare import snapshot_figures
 from zeromon.comparison.comparison import Comparison, compare
+from zeromon.readout.verdict import Health
 from zeromon.snapshot import Finding, RunSnapshot, Severity
 from zeromon.sources.base import Source
 from zeromon.sources.live import runs_of_node
@@ -163,10 +164,9 @@ class Followed:
 
     def _read_past(self) -> None:
         self._past_at = self._clock()
-        self._findings, self._span = [], None
         with suppress(ZeromonError, OSError):
-            self._span = self.source.span()
-            self._findings = self.source.findings()
+            # At once: the thread of another tab would show a run without a past meanwhile
+            self._span, self._findings = self.source.span(), self.source.findings()
 
     def series(
         self,
@@ -184,7 +184,8 @@ class Followed:
         with self._lock:
             drawn = self._series.get(key)
             run, clock_seconds = self._run, self._clock()
-            max_rows = self._most(run, ranks)
+            is_large = run is not None and len(ranks or run.ranks) > _MANY_RANKS
+            max_rows = _MAX_POINTS_MANY if is_large else _MAX_POINTS
             if drawn is None or (run is not None and run.origin):  # its source appends by itself
                 fresh = self._read(run, max_rows, *key)
                 anew = drawn is None or drawn.series["start_us"][:1] != fresh["start_us"][:1]
@@ -200,11 +201,6 @@ class Followed:
             while len(self._series) > _MAX_SOURCES:
                 self._series.popitem(last=False)
             return drawn.number, drawn.series
-
-    @staticmethod
-    def _most(run: RunSnapshot | None, ranks: tuple[int, ...]) -> int:
-        is_large = run is not None and len(ranks or run.ranks) > _MANY_RANKS
-        return _MAX_POINTS_MANY if is_large else _MAX_POINTS
 
     def _read(
         self,
@@ -231,7 +227,8 @@ class Followed:
         if steps is not None or not last_steps:
             return series
         cut_step = max(series["step"]) - last_steps
-        return _select_rows(series, lambda n: series["step"][n] > cut_step)
+        numbers = [n for n, step in enumerate(series["step"]) if step > cut_step]
+        return {name: [column[n] for n in numbers] for name, column in series.items()}
 
 
 def _recent_step_rows(
@@ -263,11 +260,6 @@ def _append_newer_steps(
         return series
     columns = zip(*fresh, strict=True)
     return {name: [*old, *new] for (name, old), new in zip(series.items(), columns, strict=True)}
-
-
-def _select_rows(series: Series, is_wanted: Callable[[int], bool]) -> Series:
-    numbers = [n for n in range(len(series["step"])) if is_wanted(n)]
-    return {name: [column[n] for n in numbers] for name, column in series.items()}
 
 
 def open_run_source(name: str, store: Store, server: Server | None = None) -> Source:
@@ -361,7 +353,8 @@ def _listed_item(run: SeenRun) -> ListedRun:
     manifest = Manifest(
         run=run.run, node="", command=(), started_wall=run.started_wall, taken_wall=0.0,
         ended=not run.up, verdict=run.state, strategy=run.strategy, device="",
-        severity=Severity.INFO,  # its server has no verdict
+        health=run.health,
+        severity=next((h.severity or "" for h in Health if h == run.health), Severity.INFO),
         ranks=run.ranks or run.known, steps=run.steps, step_seconds=run.step_seconds,
         exposed_ratio=run.exposed_ratio, memory_bytes=run.memory_bytes, worst="",
     )  # fmt: skip

@@ -148,7 +148,7 @@ def _life_key(life: Sequence[VerdictPeriod], run: RunSnapshot) -> list[Any]:
         for p in long_periods[-6:]
     ]
     key[:0] = [f"{len(long_periods) - 6} earlier, "] if long_periods[6:] else []
-    return [*key, f"ended {clock(run.taken_wall)[11:]}"] if run.ended and key else key
+    return [*key, html.Span(f"ended {clock(run.taken_wall)[11:]}")] if run.ended and key else key
 
 
 def _player_moments(view: Known) -> Props:

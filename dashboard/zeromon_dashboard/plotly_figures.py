@@ -23,7 +23,7 @@ from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
 from zeromon.readout.charts import EVERYTHING_ELSE, RoleBands, Step, StepRow, rows_of
 from zeromon.readout.figures import FIGURE, Figure, mean_step_seconds
 from zeromon.readout.ledger import USEFUL, JobLedger, cause_text, goodput_headline, job_ledger
-from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.snapshot.focus import first_failed
 from zeromon.snapshot.ledger import Cause
@@ -36,7 +36,10 @@ from zeromon_dashboard.charts import (
     INK,
     LEGEND_BELOW,
     LINE,
+    WARM,
     Series,
+    drawn_label,
+    drawn_line,
     plotly_figure,
     step_axis,
     titled_axis,
@@ -238,7 +241,7 @@ def roles_figure(rank: RankSnapshot) -> dict[str, Any] | None:
         f"Memory of rank {rank.rank} by role",
         120 + 62 * len(rows),
         barmode="group",
-        xaxis={**titled_axis(f"{unit}, device, host and disk"), "range": [0, 1.15 * max_bytes / scale]},
+        xaxis={**titled_axis(f"{unit}, device, host and disk"), "range": [0, 1.35 * max_bytes / scale]},
         yaxis=_FROM_THE_TOP,
     )
 
@@ -327,22 +330,15 @@ def bandwidth_figure(rank: RankSnapshot) -> dict[str, Any] | None:
                 "marker": {"size": 9, "color": _operation_colour(rank, op)},
                 "x": [row.nbytes / row.calls for row in mine],
                 "y": [(row.busbw_bytes_per_second or 0.0) / 1e9 for row in mine],
-                "customdata": [
-                    [
-                        row.unit or row.group, row.phase.replace("_", " "),
-                        human_bytes(row.nbytes / row.calls), human_rate(row.busbw_bytes_per_second),
-                    ]
-                    for row in mine
-                ],
-                "hovertemplate": "%{customdata[0]}, %{customdata[1]}<br>%{customdata[2]} per call at "
-                "%{customdata[3]}<extra>%{fullData.name}</extra>",
+                "customdata": [*map(_call_hover_text, mine)],
+                "hovertemplate": "%{customdata}<extra>%{fullData.name}</extra>",
             }
         )  # fmt: skip
-    sizes = sorted({row.nbytes / row.calls for row in rows})[:: 1 + len(rows) // 6]
+    sizes = sorted({row.nbytes / row.calls for row in rows})
+    sizes = sizes[:: 1 + len(sizes) // 7]
     peaks = rank.communication.links
     links = None if peaks is None else peaks.device_bytes_per_second
-    peak = [] if links is None else [{"type": "line", "xref": "paper", "x0": 0, "x1": 1,
-        "y0": links / 1e9, "y1": links / 1e9, "line": {"dash": "dash", "color": "#D55E00"}}]  # fmt: skip
+    peak_y = () if links is None else ((links / 1e9, links / 1e9),)
     return plotly_figure(
         data,
         f"Bus bandwidth of rank {rank.rank} by size of a call",
@@ -354,9 +350,14 @@ def bandwidth_figure(rank: RankSnapshot) -> dict[str, Any] | None:
             "ticktext": [*map(human_bytes, sizes)],
         },  # plotly's own marks of a logarithmic axis may all lie outside
         yaxis={**titled_axis("GB/s"), "rangemode": "tozero"},
-        shapes=peak,
+        shapes=[drawn_line(WARM, "dash", (0, 1), y, xref="paper") for y in peak_y],
         **LEGEND_BELOW,
     )
+
+
+def _call_hover_text(row: CollectiveStatsRow) -> str:
+    speed = f"{human_bytes(row.nbytes / row.calls)} per call at {human_rate(row.busbw_bytes_per_second)}"
+    return f"{row.unit or row.group}, {row.phase.replace('_', ' ')}<br>{speed}"
 
 
 def own_time_figure(
@@ -400,7 +401,7 @@ def own_time_figure(
         [data],
         "Step time without waiting, against the median",
         136 + min(500, 26 * len(z)),
-        xaxis=step_axis(steps),
+        xaxis=step_axis(steps, len(common)),
         uirevision=str(steps),
         yaxis={**_FROM_THE_TOP, "fixedrange": True},
     )
@@ -425,7 +426,7 @@ def rank_map_figure(run: RunSnapshot, metric: str) -> dict[str, Any]:
     unit = mapped.unit
     by_node = _cells_by_node(run, mapped)
     counts = map(len, by_node.values())
-    wide = min(_WIDE, max(8, *counts, 0)) if run.fleet is None else 2 * _WIDE
+    wide = min(_WIDE, max(8, *counts, 0))
     rows = [
         (name if not n else "", cells[n : n + wide])
         for name, cells in by_node.items()
@@ -453,7 +454,7 @@ def rank_map_figure(run: RunSnapshot, metric: str) -> dict[str, Any]:
         subject, high = f"{len(run.fleet.nodes):,} nodes, the worst rank of each", 14
     return plotly_figure(
         [data],
-        f"All {subject}: {mapped.label}" + ("" if values else ": n/a") + framed,
+        f"All {subject}: {mapped.title}" + ("" if values else ": n/a") + framed,
         136 + max(60, high * len(rows)),
         xaxis={"visible": False},
         yaxis={
@@ -567,19 +568,26 @@ def lanes_figure(lanes: Lanes) -> dict[str, Any]:
             rows += [_Row(rank, unit.label, unit.spans) for unit in units[rank]]
         else:
             rows.append(_Row(rank, "communication", spans))
+    begins_ms: dict[int, float] = {}  # where the first rank begins each step
+    for step in lanes.steps:
+        begin_ms = (step.begin_ns - lanes.zero_ns) / 1e6
+        begins_ms[step.step] = min(begin_ms, begins_ms.get(step.step, begin_ms))
     data = [bar for tone in _TONES if (bar := _tone_bars(lanes, rows, tone)) is not None]
     return plotly_figure(
-        data, "", max(260, 130 + 22 * len(rows)), barmode="overlay", hovermode="closest",
+        data, "", max(200, 100 + 22 * len(rows)), barmode="overlay", hovermode="closest",
+        showlegend=False,
         uirevision=str(lanes.zero_ns),  # a zoom is into these steps
-        xaxis={**titled_axis(""), "ticksuffix": " ms"},
+        xaxis={**titled_axis("ms"), "tickangle": 0},
         yaxis={
             **titled_axis(""), "tickvals": list(range(len(rows))),
             "ticktext": [escape(row.label) for row in rows], "range": [len(rows) - 0.5, -0.5],
             "fixedrange": True,  # else a zoomed part does not show of which rank it is
         },
-        shapes=[_step_boundary_line(lanes, begin_ns) for begin_ns in _step_begins(lanes).values()],
-        annotations=[*_step_name_labels(lanes), *_late_arrival_arrows(lanes, rows)],
-        legend={"orientation": "h", "y": -0.08, "yanchor": "top", "x": 0},
+        shapes=[drawn_line(INK, "dot", (x, x), (0, 1), yref="paper") for x in begins_ms.values()],
+        annotations=[
+            *(drawn_label(INK, str(step), x=x, y=1, yref="paper") for step, x in begins_ms.items()),
+            *_late_arrival_arrows(lanes, rows),
+        ],
     )  # fmt: skip
 
 
@@ -633,33 +641,6 @@ def _span_hover_text(lanes: Lanes, span: LaneSpan) -> str:
     late = text.arrival_of(lanes, span) if span.stream is not Stream.COMPUTE else None
     rows = [text.span_text(span), *([text.arrival_text(late)] if late is not None else [])]
     return "<br>".join(map(escape, rows))
-
-
-def _step_begins(lanes: Lanes) -> dict[int, int]:
-    """Step -> where its first rank begins it."""
-    begin_by_step: dict[int, int] = {}
-    for step in lanes.steps:
-        begin_by_step[step.step] = min(step.begin_ns, begin_by_step.get(step.step, step.begin_ns))
-    return begin_by_step
-
-
-def _step_boundary_line(lanes: Lanes, begin_ns: int) -> dict[str, Any]:
-    at = (begin_ns - lanes.zero_ns) / 1e6
-    return {
-        "type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper",
-        "line": {"width": 1, "dash": "dot", "color": INK},
-    }  # fmt: skip
-
-
-def _step_name_labels(lanes: Lanes) -> list[dict[str, Any]]:
-    return [
-        {
-            "x": (begin_ns - lanes.zero_ns) / 1e6, "y": 1, "yref": "paper", "yanchor": "bottom",
-            "xanchor": "left", "text": f"step {number}", "showarrow": False,
-            "font": {"size": 11, "color": INK},
-        }
-        for number, begin_ns in _step_begins(lanes).items()
-    ]  # fmt: skip
 
 
 def _late_arrival_arrows(lanes: Lanes, rows: Sequence[_Row]) -> list[dict[str, Any]]:

@@ -145,6 +145,8 @@ def comparison_view(compared: Comparison, drawn: Mapping[str, Chart]) -> Any:
     *drawn*: charts by name, each with a line a run.
     """
     advice = compared.advice
+    run, *other_runs = (column.runs[0] for column in compared.columns)
+    over_each_other = Route(run=run, others=tuple(other_runs))
     heads = [_compared_run_head(number, column) for number, column in enumerate(compared.columns)]
     marks = f"Coloured figures differ significantly from {letter(0)}."
     if any(cell.doubtful for row in compared.rows for cell in row.cells):
@@ -170,7 +172,7 @@ def comparison_view(compared: Comparison, drawn: Mapping[str, Chart]) -> Any:
             ),
             html.Div(
                 [dcc.Link("All runs", href="/"), " · ",
-                 dcc.Link("All charts over each other", href=_over_each_other(compared))]
+                 dcc.Link("All charts over each other", href=over_each_other.address)]
             ),
             two_columns(
                 *(graph_panel(name, {name: {"figure": c.figure()}}) for name, c in plots.items())
@@ -182,11 +184,6 @@ def comparison_view(compared: Comparison, drawn: Mapping[str, Chart]) -> Any:
         id="comparison",
         gap="sm",
     )  # fmt: skip
-
-
-def _over_each_other(compared: Comparison) -> str:
-    run, *other_runs = (column.runs[0] for column in compared.columns)
-    return Route(run=run, others=tuple(other_runs)).address
 
 
 def _compared_run_head(number: int, column: RunColumn) -> Any:

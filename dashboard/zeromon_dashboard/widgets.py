@@ -11,8 +11,9 @@ from zeromon.base.units import human_ratio
 from zeromon.comparison.comparison import Comparison, letter
 from zeromon.comparison.text import configured_rows
 from zeromon.diagnosis.rule import action_of
+from zeromon.readout.answers import findings_by_urgency
 from zeromon.readout.figures import INDEX, TEXT
-from zeromon.readout.remedy import DiffLine, remedy_text
+from zeromon.readout.remedy import remedy_text
 from zeromon.readout.tables import Column, Columns, Row
 from zeromon.readout.text import finding_text, rank_prefix
 from zeromon.readout.verdict import risk_text
@@ -203,9 +204,9 @@ def grid_cells(columns: Columns[Row], row: Row) -> dict[str, Any]:
     return {column.name: column.scaled(row) for column in columns}
 
 
-def finding_list(findings: Sequence[Finding]) -> list[Any]:
-    """A panel for each finding; a sentence where there is none."""
-    panels = [_finding_panel(finding) for finding in findings]
+def finding_list(run: RunSnapshot) -> list[Any]:
+    """A panel for each finding, the most urgent first; a sentence where there is none."""
+    panels = [*map(_finding_panel, findings_by_urgency(run))]
     return panels or [dmc.Text("Nothing to report.", c="dimmed", size="sm")]
 
 
@@ -228,24 +229,21 @@ def _finding_panel(finding: Finding, *, is_judged: bool = False) -> Any:
         *([] if is_judged else [dmc.Text(finding_text(finding), size="sm", mt=4)]),
     ]
     if finding.remedy is None and (action := action_of(finding)):
-        rows.append(
-            dmc.Text(action, size="sm", mt=4, lineClamp=4, c="inherit" if is_judged else "dimmed")
-        )
+        rows.append(dmc.Text(action, size="sm", mt=4, c="inherit" if is_judged else "dimmed"))
     if finding.remedy is not None:
         remedy = remedy_text(finding.remedy)
+        diff = [html.Span(d.text + "\n", className=_DIFF_CLASSES.get(d.kind)) for d in remedy.diff]
         added_text = "\n".join(d.text[2:] for d in remedy.diff if d.kind == "added")
         rows += [
             dmc.Text(remedy.reason, size="xs", c="dimmed", mt=4),
             added_text and dcc.Clipboard(content=added_text, title="copy what to add", className="copy"),
-            html.Pre([_diff_line(diff_line) for diff_line in remedy.diff], className="diff"),
+            html.Pre(diff, className="diff"),
             dmc.Text(remedy.outlook, size="xs"),
         ]
     return dmc.Paper(rows, p="sm", className=f"finding {finding.severity}")
 
 
-def _diff_line(diff_line: DiffLine) -> Any:
-    kind = {"added": "in", "removed": "out"}.get(diff_line.kind, "same")
-    return html.Span(diff_line.text + "\n", className=kind)
+_DIFF_CLASSES = {"added": "in", "removed": "out"}
 
 
 def configuration_table(compared: Comparison) -> Any:

@@ -394,7 +394,7 @@ def test_a_large_run_says_how_much_of_it_is_shown() -> None:
     snapshot = fleet_picture()
     ranks = layout.page_of(known(snapshot, "ranks")).parts
     assert ranks["rank-count"]["children"].startswith("10 of 16,384 ranks")
-    assert ranks["rank-count"]["children"].endswith("Mean of the last 60.00 s.")
+    assert ranks["rank-count"]["children"].endswith("Mean of the last 60 s.")
     where = Route(run=snapshot.run, page="ranks", node="node0001")
     rows_ = layout.page_of(Known(where, snapshot, {})).parts["rank-table"]["rowData"]
     assert [row["rank"] for row in rows_] == [8, 9]
@@ -453,7 +453,8 @@ def test_who_was_stopped_has_no_frame_on_the_map() -> None:
     for ended, frames, title in (("SIGTERM", 0, ""), ("SIGKILL", 1, "; framed: failed first")):
         ends = {"alive": False, "failed": True, "ended": ended}
         layout_ = plotly_figures.rank_map_figure(run(rank(0, **ends), ended=True), "late")["layout"]
-        assert len(layout_["shapes"]) == frames and layout_["title"]["text"].endswith(title)
+        assert len(layout_["shapes"]) == frames
+        assert layout_["title"]["text"].replace("<br>", " ").endswith(title)
 
 
 def test_the_map_of_a_thousand_ranks_is_no_page_long_and_its_title_is_above_it() -> None:

@@ -22,7 +22,17 @@ from zeromon.snapshot.memory import Risk
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history.rows import row_of
 from zeromon.storage.step_history.writer import Writer, rows_frame
-from zeromon_dashboard.charts import MAX_POINTS, charts_of, reduce_points, traces_by_rank
+from zeromon_dashboard import plotly_figures
+from zeromon_dashboard.charts import (
+    FEW,
+    MAX_POINTS,
+    Chart,
+    Mark,
+    charts_of,
+    plotly_figure,
+    reduce_points,
+    traces_by_rank,
+)
 from zeromon_dashboard.html_report import run_page
 from zeromon_dashboard.page import Known, Page
 from zeromon_dashboard.pages import memory, overview, ranks as ranks_page
@@ -166,6 +176,56 @@ def test_a_picture_of_the_page_is_drawn_where_a_browser_is(
     assert "needs Chromium" in capsys.readouterr().err
 
 
+def test_the_line_of_an_event_ends_below_the_name_of_a_level() -> None:
+    trace = {"rank 0": ([1.0, 2.0, 3.0], [1.0, 2.0, 4.0])}
+    chart = Chart(
+        "memory", "GiB", trace, 10.0, (Mark("capacity", None, (5.0, 5.0)),), events=((2, "e"),)
+    )
+    layout = chart.figure()["layout"]
+    level, event = layout["shapes"]
+    assert event["x0"] == event["x1"] == 2
+    assert event["y1"] * layout["yaxis"]["range"][1] < level["y0"] == 5.0  # of the axis, from 0
+    (plain,) = replace(chart, marks=()).figure()["layout"]["shapes"]
+    assert plain["y1"] == 1
+
+
+def test_a_long_title_goes_on_below_and_its_figure_is_as_much_taller() -> None:
+    short, long = (plotly_figure([], title, 200)["layout"] for title in ("step time", "word " * 15))
+    assert short["title"]["text"] == "step time" and short["height"] == 200
+    lines = long["title"]["text"].split("<br>")
+    assert len(lines) == 2 and max(map(len, lines)) <= 46
+    added = long["height"] - short["height"]
+    assert added == long["margin"]["t"] - short["margin"]["t"] > 0
+    assert plotly_figure([], "", 200)["layout"]["margin"]["t"] < short["margin"]["t"]
+
+
+def test_few_steps_have_a_mark_each() -> None:
+    """Else plotly writes the number of a single step at each of five marks."""
+    one, many = (
+        plotly_figures.own_time_figure(run(*(rank(r, recent=known) for r in (0, 1))), {"rank": []})
+        for known in ((summary(7),), tuple(map(summary, range(1, 2 * FEW))))
+    )
+    assert one is not None and one["layout"]["xaxis"]["dtick"] == 1
+    assert many is not None and "dtick" not in many["layout"]["xaxis"]
+
+
+def test_the_report_keeps_the_room_of_its_charts() -> None:
+    """A number in a style is in pixels, as on the live page."""
+    snapshot = run(rank(0))
+    body = run_page(snapshot, steps(2, 10), render_run(snapshot)).partition("<body>")[2]
+    heights = re.findall(r'style="min-height:([^"]*)"', body)
+    assert heights and all(re.fullmatch(r"[1-9]\d*px", height) for height in heights)
+
+
+def test_long_rows_of_the_report_are_wrapped() -> None:
+    snapshot = run(rank(0))
+    long = replace(snapshot, command=("python", *(f"--option-{n}=value" for n in range(40))))
+    page = run_page(long, steps(1, 5), render_run(long))
+    numbers = page.partition("class='numbers'")[2].partition("</pre>")[0]
+    assert "--option-39=value" in numbers
+    assert max(map(len, numbers.splitlines())) <= 150
+
+
 # ---- figures of the chosen ranks -------------------------------------------------------------------
 
 
@@ -221,9 +281,26 @@ def test_every_figure_of_the_overview_is_of_the_chosen_ranks(chosen: tuple[int, 
     assert page.parts["waits-window"]["children"] == "mean of the last 20 steps"
     read = Known(where, replace(snapshot, origin="http://p:9090", every_seconds=15.0), steps(1, 3))
     window = overview.content(read).parts["waits-window"]["children"]
-    assert window == "mean of the last 60.00 s"
+    assert window == "mean of the last 60 s"
     bars = page.parts["breakdown"]["figure"]
     assert bars["data"][0]["y"] == [f"rank {number}" for number in shown]
     assert "mean of the last 20" in bars["layout"]["title"]["text"]
     table = ranks_page.content(Known(replace(where, page="ranks"), snapshot, {}))
     assert [row["rank"] for row in table.parts["rank-table"]["rowData"]] == list(shown)
+
+
+def test_a_card_without_a_value_is_not_drawn() -> None:
+    """Without a device nothing is pinned for it, and the page is of the host."""
+    snapshot = run(rank(0, memory_device=None, rss_bytes=1 << 30, pinned_bytes=-1))
+    page = memory.content(Known(Route(run=snapshot.run, page="memory"), snapshot, steps(1, 3)))
+    assert [card.split(" | ")[0] for card in cards_of(page)] == ["OOM risk", "Resident"]
+    assert "nothing is on a device" in page.parts["within"]["figure"]["layout"]["title"]["text"]
+    of_device = memory.content(Known(Route(run="x", page="memory"), fleet(), steps(1, 3)))
+    title = of_device.parts["within"]["figure"]["layout"]["title"]["text"].replace("<br>", " ")
+    assert "nothing is on a device" not in title
+
+
+def test_nothing_is_said_of_stragglers_before_a_rank_reports() -> None:
+    for snapshot, sentence in ((run(), "n/a (no rank has reported)"), (run(rank(0)), "No straggler")):
+        page = ranks_page.content(Known(Route(run=snapshot.run, page="ranks"), snapshot, {}))
+        assert sentence in texts(page.parts["stragglers"])

@@ -81,6 +81,27 @@ def test_many_ranks_have_one_lane_for_all_units(found: Lanes) -> None:
     go.Figure(made)
 
 
+def test_the_key_of_the_colours_stands_below_the_figure(found: Lanes) -> None:
+    """Plotly's legend covered the axis on a screen of 360 pixels."""
+    made = plotly_figures.lanes_figure(found)
+    parts = timeline.timeline_view(found, run(rank()))
+    (key,) = (part for part in parts if getattr(part, "className", "") == "key")
+    assert made["layout"]["showlegend"] is False
+    assert [(item.children[1], item.children[0].style["backgroundColor"]) for item in key.children] == [
+        (bars["name"], bars["marker"]["color"]) for bars in made["data"]
+    ]
+
+
+def test_one_collective_without_a_time_is_one(found: Lanes) -> None:
+    def untimed(count: int) -> str:
+        counts = (count, *[0] * (len(found.steps) - 1))
+        counted = [replace(s, untimed=n) for s, n in zip(found.steps, counts, strict=True)]
+        return str(timeline.timeline_view(replace(found, steps=tuple(counted)), run(rank())))
+
+    assert "1 collective without a known time" in untimed(1)
+    assert "1,200 collectives without a known time" in untimed(1200)
+
+
 def test_without_a_ring_the_page_says_so(found: Lanes) -> None:
     none = replace(found, steps=(), spans=(), arrivals=(), left_out=("1 rank: no whole step",))
     text = str(timeline.timeline_view(none, run(rank())))

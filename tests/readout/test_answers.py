@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 
 from zeromon.readout.answers import (
     Kind,
+    findings_by_urgency,
     findings_to_act_on,
     ledger_summary,
     life_of_run,
@@ -21,12 +22,15 @@ from zeromon.readout.answers import (
 from zeromon.readout.breakdown import rank_parts
 from zeromon.readout.ledger import JobLedger, job_ledger
 from zeromon.readout.report import render_answers
+from zeromon.readout.text import run_state
+from zeromon.readout.throughput import progress_text
 from zeromon.readout.verdict import Health
 from zeromon.snapshot import Finding, Pool, RiskCause, Severity
 from zeromon.snapshot.communication import Straggler
 from zeromon.snapshot.finding import Remedy
 from zeromon.snapshot.ledger import Cause, LedgerRow
 from zeromon.snapshot.memory import KILLED_FOR_MEMORY, Risk
+from zeromon.storage.run_store import manifest_of_run
 
 SLOW = Finding(
     rule="straggler", code="ZM309", severity=Severity.WARNING, text="late", rank=1, came=1010.0
@@ -155,6 +159,26 @@ def test_what_comes_with_a_change_comes_before_what_does_not() -> None:
     assert findings_to_act_on(run(rank(0))) == ()
     stopped = run(rank(0, alive=False, ended="finished"), ended=True, findings=(ended,))
     assert findings_to_act_on(stopped) == ()
+
+
+def test_the_ends_of_ranks_that_were_stopped_come_last() -> None:
+    """Of a run that died they are its cause, and come first."""
+    ended = Finding(rule="rank_died", code="ZM001", severity=Severity.WARNING, text="SIGTERM", rank=0)
+    stopped = rank(0, alive=False, failed=True, ended="SIGTERM")
+    of_stopped = findings_by_urgency(run(stopped, ended=True, findings=(ended, SLOW)))
+    assert [f.code for f in of_stopped] == ["ZM309", "ZM001"]
+    died = rank(0, alive=False, failed=True, ended="SIGKILL")
+    of_dead = findings_by_urgency(run(died, ended=True, findings=(ended, SLOW)))
+    assert [f.code for f in of_dead] == ["ZM001", "ZM309"]
+
+
+def test_a_run_whose_ranks_are_a_step_apart_has_one_last_step() -> None:
+    """In the list of runs, beside the verdict, and in the progress."""
+    facts = {"alive": False, "failed": True, "ended": "SIGTERM", "goal": {"steps": 900, "by": "Trainer"}}
+    stopped = run(rank(0, last_step=293, **facts), rank(1, last_step=292, **facts), ended=True)
+    assert manifest_of_run(stopped).steps == 293
+    assert run_state(stopped) == "stopped by SIGTERM after step 293"
+    assert progress_text(stopped) == "step 293 of 900"
 
 
 def test_memory_is_answered_with_yes_or_no() -> None:

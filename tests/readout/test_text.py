@@ -12,17 +12,18 @@ from builders import changed, device_memory, rank, run, summary
 from zeromon.base.units import human_count
 from zeromon.readout.remedy import effect_text, gain_text, remedy_text
 from zeromon.readout.report import memory_block, render_run
-from zeromon.readout.tables import FINDING_COLUMNS
+from zeromon.readout.tables import FINDING_COLUMNS, FLIGHT_COLUMNS, TRAFFIC_COLUMNS, list_flights
 from zeromon.readout.text import (
     finding_text,
     memory_unknown,
     overlap_unknown,
     script_line,
+    state_text,
     straggler_text,
 )
 from zeromon.readout.verdict import hang_headline, hang_text
 from zeromon.snapshot import Finding, Hang, RunSnapshot
-from zeromon.snapshot.communication import Straggler
+from zeromon.snapshot.communication import GroupProgress, InFlight, Straggler
 from zeromon.snapshot.finding import Remedy
 from zeromon.snapshot.run import Fleet
 from zeromon.tui.line import plain_text
@@ -126,6 +127,36 @@ def test_a_hang_says_who_waits_and_what_the_missing_do() -> None:
     assert hang_headline(one, _hang()) == (
         "all_gather in world is stuck: rank 1 has not called it (in backward); rank 0 waits"
     )
+
+
+def test_a_group_has_one_name_in_headline_and_tables() -> None:
+    """Its dimension; its label where the dimension says nothing more."""
+    entry = InFlight(
+        op="all_reduce", group="world", sequence=9, unit="", phase="backward", nbytes=4, issued_ns=0,
+        group_id="1",
+    )  # fmt: skip
+    for dim, name in (("dp", "dp"), ("", "world")):
+        group = GroupProgress(group_id="1", label="world", ranks=(0, 1), sequence=9, dim=dim)
+        row = replace(rank(0).communication.traffic[0], group="world", group_size=2, dim=dim)
+        one = changed(rank(0), in_flight=(entry,), groups=(group,), traffic=(row,))
+        assert f" in {name} is stuck" in hang_headline(run(one), _hang(dim=dim))
+        (flight,) = list_flights([one], 0)
+        (in_flight,) = (column for column in FLIGHT_COLUMNS if column.name == "group")
+        (traffic,) = (column for column in TRAFFIC_COLUMNS if column.name == "group")
+        assert in_flight.text(flight) == name
+        assert traffic.text(row) == f"{name}(2)"
+
+
+def test_how_a_rank_ended_is_told_in_a_word() -> None:
+    for ended, exception, word in (
+        ("exception", "ValueError at t.py:32: bad sample 4711", "ValueError"),
+        ("exception", "KeyboardInterrupt: ", "Ctrl-C"),
+        ("exception", "", "exception"),
+        ("SIGTERM", "", "SIGTERM"),
+        ("exit_code_17", "", "exit code 17"),
+    ):
+        died = rank(0, alive=False, failed=True, ended=ended, exception=exception)
+        assert state_text(died) == word
 
 
 def test_a_hang_of_a_large_run_has_no_made_up_numbers() -> None:

@@ -114,6 +114,11 @@ def human_count(count: float | None) -> str:
     return "n/a" if count is None or count == -1 else f"{count:,.0f}"
 
 
+def counted(count: float, noun: str) -> str:
+    """``1 rank``, ``1,234 ranks``."""
+    return f"{human_count(count)} {noun}{'s' * (count != 1)}"
+
+
 def human_calls(calls: float) -> str:
     """``2``, ``2.5``, ``1,234``: calls a step, which are a mean."""
     return f"{calls:.1f}".removesuffix(".0") if calls < 100 else human_count(calls)

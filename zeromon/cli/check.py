@@ -24,7 +24,7 @@ from dataclasses import asdict
 from typing import Any
 
 from zeromon.base.errors import CheckError, PlanError
-from zeromon.base.units import printable, printable_lines
+from zeromon.base.units import counted, printable, printable_lines
 from zeromon.check.launch_figures import as_lines
 from zeromon.check.problem import SEVERITIES, Machine, Problem, as_sarif
 from zeromon.check.runner import Result, check, parse_codes, select_problems
@@ -140,14 +140,10 @@ def _problem_text(problem: Problem, *, coloured: bool) -> str:
 
 def summarize_check_result(result: Result) -> str:
     """``Found 3 problems in 2 files (1 error, 2 warnings)``."""
-    files = _count_noun(result.files, "file")
+    files = counted(result.files, "file")
     if not result.problems:
         return f"No problems in {files}"
     kinds = [(s, sum(p.severity == s for p in result.problems)) for s in SEVERITIES]
-    counts = [f"{n} info" if s == "info" else _count_noun(n, s) for s, n in kinds if n]
-    total = _count_noun(len(result.problems), "problem")
+    counts = [f"{n} info" if s == "info" else counted(n, s) for s, n in kinds if n]
+    total = counted(len(result.problems), "problem")
     return f"Found {total} in {files} ({', '.join(counts)})"
-
-
-def _count_noun(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"

@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import median, median_low
 from typing import NamedTuple
 
-from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.base.units import counted, human_bytes, human_count, human_ratio, human_seconds
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, exposed_is_known, rank_parts
 from zeromon.readout.charts import charts_of, limit_of
@@ -259,10 +259,10 @@ _VISIBLE = 0.002
 def window_text(run: RunSnapshot) -> str:
     """``mean of the last 20 steps``, ``mean of the last 60 s`` from a Prometheus; "" before any step."""
     if run.origin:
-        return f"mean of the last {human_seconds(max(10.0, 4 * run.every_seconds))}"
+        return f"mean of the last {max(10.0, 4 * run.every_seconds):.0f} s"
     steps = max((rank.steps.watched_steps for rank in run.ranks), default=0)
     if steps < WINDOW:
-        return f"mean of the last {steps} step{'s' * (steps != 1)}" if steps else ""
+        return f"mean of the last {counted(steps, 'step')}" if steps else ""
     is_stalled = any(finding.rule in STALLS for finding in run.findings)
     return f"mean of the {LAST_STEPS}{', before it stalled' * is_stalled}"
 
@@ -319,8 +319,7 @@ def findings_to_act_on(run: RunSnapshot, limit: int = 2) -> tuple[Finding, ...]:
     Where the verdict's names nothing to do, only those. Without any, those that are at least a warning.
     """
     finding = judge_run(run).finding
-    is_stopped = run.ended and not has_died(run)  # then a rank that ended is no cause
-    other_findings = [f for f in run.findings if not (is_stopped and f.rule == "rank_died")]
+    other_findings = _findings_about_cause(run)
     by_rule = {} if finding is None else {finding.rule: finding}
     if finding is not None and finding.rule == "rank_died" and finding.remedy is None:
         failed = first_failed(run.ranks, run.hangs)
@@ -336,6 +335,17 @@ def findings_to_act_on(run: RunSnapshot, limit: int = 2) -> tuple[Finding, ...]:
     if not by_rule:
         by_rule = {f.rule: f for f in other_findings if f.severity is not Severity.INFO}
     return tuple(by_rule.values())[:limit]
+
+
+def findings_by_urgency(run: RunSnapshot) -> tuple[Finding, ...]:
+    """All findings: first those to act on, last the ends of the ranks of a run that was stopped."""
+    ordered = (*findings_to_act_on(run), *_findings_about_cause(run), *run.findings)
+    return tuple(dict.fromkeys(ordered))
+
+
+def _findings_about_cause(run: RunSnapshot) -> list[Finding]:
+    is_stopped = run.ended and not has_died(run)  # then a rank that ended is no cause
+    return [f for f in run.findings if not (is_stopped and f.rule == "rank_died")]
 
 
 # ---- will memory run out --------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Communication of a run as text: by operation, by unit, and the pipeline's stages. Pure."""
 
-from zeromon.base.units import human_count, human_rate, human_ratio, human_seconds
+from zeromon.base.units import counted, human_count, human_rate, human_ratio, human_seconds
 from zeromon.readout.dimensions import (
     ACTIONS,
     bubble_text,
@@ -11,7 +11,7 @@ from zeromon.readout.dimensions import (
 )
 from zeromon.readout.figures import BYTES, CALLS, COUNT, RATE, SECONDS
 from zeromon.readout.tables import TRAFFIC_COLUMNS, Column, aligned_table, pick_columns, text_table
-from zeromon.readout.text import busbw_unknown, exposed_unknown, in_graphs, overlap_unknown
+from zeromon.readout.text import busbw_unknown, exposed_unknown, group_name, in_graphs, overlap_unknown
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import CollectiveRow
 from zeromon.snapshot.focus import most_exposed
@@ -23,7 +23,7 @@ def by_operation(run: RunSnapshot) -> str:
     rows = text_table(
         rank.communication.collectives,
         Column("op", lambda row: row.op),
-        Column("group", lambda row: f"{row.group}({row.group_size})"),
+        Column("group", lambda row: f"{group_name(row.group, row.dim)}({row.group_size})"),
         Column("calls", lambda row: row.count, COUNT),
         Column("bytes", lambda row: row.nbytes, BYTES),
         Column("time", lambda row: row.seconds or None, SECONDS, unknown="-"),
@@ -34,7 +34,7 @@ def by_operation(run: RunSnapshot) -> str:
     nothing = f"  n/a: {reason}" if reason else "  none"
     blocks = [f"Communication of rank {rank.rank}", rows if rank.communication.collectives else nothing]
     if unknown := sum(rank.communication.unattributed.values()):
-        blocks.append(f"  {human_count(unknown)} collectives of unknown operation, untimed")
+        blocks.append(f"  {counted(unknown, 'collective')} of unknown operation, untimed")
     if note := in_graphs(rank):
         blocks.append(f"  {note}")
     if rank.communication.collectives and (reason := overlap_unknown(rank)):

@@ -184,7 +184,7 @@ MAPPED = (LATE, WAITS, EXPOSED, STEP, MEMORY, RISK)
 SPREAD = (STEP, EXPOSED, OVERLAP, LATE, MEMORY, HEADROOM, RISK)
 """Figures in a table of the spread over all ranks of a large run."""
 
-SPREAD_HEADS = ("least", "5 %", "median", "95 %", "most")
+SPREAD_HEADS = ("min", "5 %", "median", "95 %", "max")
 
 
 def spread_rows(fleet: Fleet) -> list[tuple[Figure, list[str]]]:

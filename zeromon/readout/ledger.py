@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from zeromon.base.units import (
+    counted,
     human_bytes,
     human_count,
     human_energy,
@@ -184,8 +185,8 @@ def activity_texts(run: RunSnapshot) -> list[str]:
     sentences = []
     for (phase, activity, background), (count, seconds, longest, nbytes) in totals.items():
         name = " ".join(filter(None, (phase.replace("_", " "), activity.replace("_", " "))))
-        phrase = f"{name}{' in the background' if background else ''}: {human_count(count)} "
-        phrase += f"time{'s' * (count != 1)}, total {human_seconds(seconds)}"
+        phrase = f"{name}{' in the background' if background else ''}: {counted(count, 'time')}"
+        phrase += f", total {human_seconds(seconds)}"
         phrase += f", max {human_seconds(longest)}"
         if nbytes and seconds:
             phrase += f", {human_bytes(nbytes)} at {human_bytes(round(nbytes / seconds))}/s a rank"

@@ -8,6 +8,7 @@ from typing import Any
 
 from zeromon.base.errors import LaunchError
 from zeromon.base.units import (
+    counted,
     human_bytes,
     human_calls,
     human_count,
@@ -251,8 +252,7 @@ def preflight_text(run: RunSnapshot, result: Preflight) -> str:
     if result.growth_bytes:
         head.append(f"  leak      {_growth_sentence(result)}")
     if result.outcome:
-        count = f"{result.steps} step{'s' * (result.steps != 1)}"
-        head.append(f"  ended     after {count}: {result.outcome}")
+        head.append(f"  ended     after {counted(result.steps, 'step')}: {result.outcome}")
     rows = [row for finding in result.findings for row in finding_lines(finding)]
     rows[:0] = ["Findings (zeromon rule CODE explains them)"] if rows else []
     blocks = [

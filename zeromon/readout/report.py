@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from zeromon.base.units import (
+    counted,
     human_bytes,
     human_count,
     human_rate,
@@ -226,7 +227,7 @@ def render_answers(
     if not chosen:
         rows_shown.append(f"  {no_change_text(run)}")
     elif omitted := len(run.findings) - len(chosen):
-        rows_shown.append(f"  and {omitted} more finding{'s' * (omitted != 1)}")
+        rows_shown.append(f"  and {counted(omitted, 'more finding')}")
     server = f" --prometheus {run.origin}" if run.origin else ""
     rows_shown += ["", f"Will it run out of memory? {memory_answer(run)}", ""]
     return "\n".join([*rows_shown, f"All figures: zeromon report {run.run} --full{server}\n"])

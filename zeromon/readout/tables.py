@@ -34,7 +34,7 @@ from zeromon.readout.figures import (
     Unit,
 )
 from zeromon.readout.remedy import effect_text
-from zeromon.readout.text import UNATTRIBUTED_NAMES, state_text
+from zeromon.readout.text import UNATTRIBUTED_NAMES, group_name, state_text
 from zeromon.snapshot import CollectiveStatsRow, Finding, RankSnapshot, Severity, StepSummary
 from zeromon.snapshot.communication import InFlight
 from zeromon.snapshot.levels import IN_FLIGHT_SECONDS, Level
@@ -214,7 +214,8 @@ TRAFFIC_COLUMNS: Columns[CollectiveStatsRow] = (
     Column("unit", lambda t: t.unit, TEXT, 18, show=lambda t: t.unit or f"({t.group})", tone="bold",
            grows=True, ends=True),
     Column("op", lambda t: t.op, TEXT, 15),
-    Column("group", lambda t: t.group, TEXT, 14, 5, lambda t: f"{t.group}({t.group_size})", "dim"),
+    Column("group", lambda t: t.group, TEXT, 14, 5,
+           lambda t: f"{group_name(t.group, t.dim)}({t.group_size})", "dim"),
     Column("dim", lambda t: t.dim, TEXT, 11, 6, lambda t: t.dim or "-", "dim"),
     Column("phase", lambda t: t.phase, TEXT, 10, 1, lambda t: t.phase.replace("_", " ")),
     Column("calls", lambda t: t.calls, CALLS, 7, 4),
@@ -237,6 +238,8 @@ class Flight:
 
     rank: int
     what: InFlight
+    group: str
+    """As in the verdict on a hang: ``dp``."""
     seconds: float
 
 
@@ -246,7 +249,7 @@ FLIGHT_COLUMNS: Columns[Flight] = (
     Column("for", lambda f: f.seconds, SECONDS, 10, tone=_tone_by_level(IN_FLIGHT_SECONDS)),
     Column("bytes", lambda f: f.what.nbytes, BYTES, 11, 2),
     Column("number", lambda f: f.what.sequence, COUNT, 10, 3, tone="dim"),
-    Column("group", lambda f: f.what.group, TEXT, 12, 1, tone="dim"),
+    Column("group", lambda f: f.group, TEXT, 12, 1, tone="dim"),
     Column("unit", lambda f: f.what.unit, TEXT, 12, show=lambda f: f.what.unit or "-", grows=True,
            ends=True),
 )  # fmt: skip
@@ -254,11 +257,13 @@ FLIGHT_COLUMNS: Columns[Flight] = (
 
 def list_flights(ranks: Sequence[RankSnapshot], now_ns: int) -> list[Flight]:
     """The collectives in flight, the oldest first; *now_ns*: CLOCK_MONOTONIC."""
-    rows = [
-        Flight(rank.rank, collective, max(0.0, (now_ns - collective.issued_ns) / 1e9))
-        for rank in ranks
-        for collective in rank.communication.in_flight
-    ]
+    rows = []
+    for rank in ranks:
+        dims = {group.group_id: group.dim for group in rank.communication.groups}
+        for entry in rank.communication.in_flight:
+            name = group_name(entry.group, dims.get(entry.group_id, ""))
+            seconds = max(0.0, (now_ns - entry.issued_ns) / 1e9)
+            rows.append(Flight(rank.rank, entry, name, seconds))
     return sorted(rows, key=lambda flight: -flight.seconds)
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.base.units import counted, human_bytes, human_count, human_ratio, human_seconds
 from zeromon.fold.summarize import waits_for_batch
 from zeromon.readout.breakdown import PART_NAMES
 from zeromon.ring.codes import operation_by_name
@@ -122,7 +122,7 @@ def _state_of(run: RunSnapshot) -> str:
         ending = "the run has ended since" if run.ended else "the run goes on, and is not watched"
         return f"detached after step {human_count(steps)}; {ending}"
     if run.ended:
-        return f"finished after {human_count(steps)} steps"
+        return f"finished after {counted(steps, 'step')}"
     if stall_finding(run) is not None:
         return f"stalled after step {human_count(steps)}"
     if is_ending(run):
@@ -186,7 +186,7 @@ def silent_text(run: RunSnapshot, silent: Sequence[RankSnapshot]) -> str:
     nodes = sorted({rank.node for rank in silent})
     remainder = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
     place_text = f"on {', '.join(nodes[:2])}{remainder}"
-    return f"{human_count(count)} rank{'s' * (count != 1)} {place_text} {silent[0].status.ended}"
+    return f"{counted(count, 'rank')} {place_text} {silent[0].status.ended}"
 
 
 def silent_for(seconds: float) -> str:
@@ -263,10 +263,15 @@ def group_of(rank: RankSnapshot, entry: InFlight) -> str:
     return group_text(entry.group, *membership)
 
 
+def group_name(label: str, dim: str) -> str:
+    """``tp``: the dimension of a group; its label where that says nothing more."""
+    return label if dim_by_name(dim) in (Dim.WORLD, Dim.OTHER) else dim
+
+
 def group_text(label: str, dim: str, members: Sequence[int], *details: str) -> str:
     """``tp (ranks 2, 3)``: its dimension and members; ``group world`` where that says nothing more."""
     kind = dim_by_name(dim)
-    name = f"group {label}" if kind in (Dim.WORLD, Dim.OTHER) else dim
+    name = f"{'group ' * (kind in (Dim.WORLD, Dim.OTHER))}{group_name(label, dim)}"
     listed = members if dim and kind is not Dim.WORLD else ()
     notes = [members_text(listed), *details] if listed else details
     return f"{name} ({'; '.join(notes)})" if notes else name
@@ -275,7 +280,7 @@ def group_text(label: str, dim: str, members: Sequence[int], *details: str) -> s
 def members_text(members: Sequence[int]) -> str:
     """``ranks 2, 3``; of many, how many they are."""
     if len(members) > _MAX_MEMBERS:
-        return f"{human_count(len(members))} ranks"
+        return counted(len(members), "rank")
     return f"rank{'s' if len(members) > 1 else ''} {', '.join(map(str, members))}"
 
 
@@ -333,7 +338,7 @@ def in_graphs(rank: RankSnapshot) -> str:
     """``28 collectives issued from C++, untimed``, and what follows; "" without any."""
     if not rank.communication.untimed_in_cpp:
         return ""
-    count_text = f"{human_count(rank.communication.untimed_in_cpp)} collectives {_untimed_place(rank)}"
+    count_text = f"{counted(rank.communication.untimed_in_cpp, 'collective')} {_untimed_place(rank)}"
     bound = rank.communication.exposed_ratio is not None and in_graphs_ratio(rank) > 0
     return f"{count_text}; exposed communication is at least what is shown" if bound else count_text
 
@@ -362,7 +367,7 @@ def state_text(rank: RankSnapshot) -> str:
             else f"at {short_frame(rank.status.stack)}"
         )
     phase = "running" if rank.steps.phase == "other" else rank.steps.phase or "up"
-    return (rank.status.ended or phase).replace("_", " ")
+    return (ended_text(rank).removeprefix("stopped by ") or phase).replace("_", " ")
 
 
 def short_frame(stack: Sequence[str]) -> str:
@@ -529,7 +534,8 @@ def end_text(run: RunSnapshot, fatal: RankSnapshot) -> str:
     """How the run was stopped, or which rank ended it and how many died of that."""
     roles = roles_of(run)
     if roles[fatal.rank] is DeathRole.STOPPED:
-        return f"{ended_text(fatal)} after step {human_count(fatal.steps.last_step)}"
+        # Of the run, as everywhere: a stop reaches ranks in different steps
+        return f"{ended_text(fatal)} after step {human_count(run.last_step)}"
     if roles[fatal.rank] is DeathRole.VICTIM and run.unread:
         last_step = human_count(fatal.steps.last_step)
         fate = f"rank {fatal.rank} ended after step {last_step} ({error_of(fatal)})"
@@ -537,11 +543,7 @@ def end_text(run: RunSnapshot, fatal: RankSnapshot) -> str:
     culprits = [rank for rank in run.ranks if roles.get(rank.rank) is DeathRole.CULPRIT]
     alike_count = sum(rank.status.ended == fatal.status.ended for rank in culprits)
     count_text = f" (and {alike_count - 1} more)" if alike_count > 1 else ""
-    name = (
-        fatal.status.ended
-        if fatal.status.ended != "exception"
-        else error_of(fatal).split()[0].rstrip(":")
-    )
+    name = ended_text(fatal).removeprefix("stopped by ")
     manner = f", {name}, after step {human_count(fatal.steps.last_step)}"
     if has_left(fatal):
         manner = f" left after step {human_count(fatal.steps.last_step)} ({exit_text(fatal)})"
@@ -551,7 +553,7 @@ def end_text(run: RunSnapshot, fatal: RankSnapshot) -> str:
     phrases = [f"died: rank {fatal.rank}{count_text}{manner}"]
     phrases += [f"{numbered_ranks(other_ranks)} failed, too"] if other_ranks else []
     if count > 0:
-        named = numbered_ranks(victims) if count == len(victims) else f"{human_count(count)} ranks"
+        named = numbered_ranks(victims) if count == len(victims) else counted(count, "rank")
         phrases.append(f"{named} died of it")
     return "; ".join(phrases)
 
@@ -566,8 +568,11 @@ _MAX_ERROR = 160
 
 
 def ended_text(rank: RankSnapshot) -> str:
-    """How *rank* ended, in a word or two: ``SIGKILL``, ``stopped by Ctrl-C``."""
-    return f"stopped by {rank.status.stopped}" if rank.status.stopped else rank.status.ended
+    """How *rank* ended, in a word or two: ``SIGKILL``, ``ValueError``, ``stopped by Ctrl-C``."""
+    if rank.status.stopped:
+        return f"stopped by {rank.status.stopped}"
+    is_error = rank.status.ended == "exception"
+    return error_of(rank).split()[0].rstrip(":") if is_error else rank.status.ended
 
 
 def exit_text(rank: RankSnapshot) -> str:
@@ -709,7 +714,7 @@ def lanes_summary(lanes: Lanes) -> str:
     longest = max(late.at_ns - late.first_ns for late in lanes.arrivals if late.rank == rank)
     return (
         f"{steps_text}: rank {rank} came last to {human_count(count)} of"
-        f" {human_count(len(lanes.arrivals))} collectives, by up to {human_seconds(longest / 1e9)}"
+        f" {counted(len(lanes.arrivals), 'collective')}, by up to {human_seconds(longest / 1e9)}"
     )
 
 
@@ -726,5 +731,5 @@ def gaps_in(lanes: Lanes, run: RunSnapshot) -> list[str]:
         missing.append(f"{human_seconds(unplaced)} of exposed communication have no known moment")
     untimed = sum(step.untimed for step in lanes.steps)
     if untimed:
-        missing.append(f"{human_count(untimed)} collectives have no known time and are not drawn")
+        missing.append(f"{counted(untimed, 'collective')} without a known time, not drawn")
     return missing

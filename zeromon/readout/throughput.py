@@ -202,14 +202,14 @@ class Progress:
 
 
 def how_far(run: RunSnapshot) -> Progress | None:
-    """How far the last rank is; None where nothing says how many steps there are.
+    """How far the first rank is, as in every view; None where nothing says how many steps there are.
 
     The time that is left is by the step time that views show, so that they agree with it.
     """
     goals = [(goal, rank) for rank in run.ranks if (goal := _goal_of_rank(run, rank)) is not None]
     if not goals:
         return None
-    (step, of, by), _ = min(goals, key=lambda goal: goal[0][0])
+    (step, of, by), _ = max(goals, key=lambda goal: goal[0][0])
     step_seconds = run_step_seconds(run.ranks)
     moves = step < of and not run.ended and pause_seconds(run) is None
     seconds_left = (of - step) * step_seconds if step_seconds and moves else None

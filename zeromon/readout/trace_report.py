@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from zeromon.base.units import (
+    counted,
     human_bytes,
     human_calls,
     human_count,
@@ -293,7 +294,7 @@ def _critical_path_block(rank: int, path: CriticalPath) -> str:
 def as_diff(names: Sequence[str], diff: TraceDiff) -> str:
     """The differences between the traces *names*; only those beyond noise have a row."""
     heads = [
-        f"{letter}  {name}: {human_count(count)} step{'s' * (count != 1)} of a rank"
+        f"{letter}  {name}: {counted(count, 'step')} of a rank"
         for letter, name, count in zip("AB", names, diff.samples, strict=True)
     ]
     rows = text_table(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.base.units import counted, human_bytes, human_count, human_ratio, human_seconds
 from zeromon.fold.summarize import waits_for_batch
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.readout import text
@@ -102,7 +102,7 @@ def _hang_cause_text(run: RunSnapshot, hang: Hang, locate: Callable[[RankSnapsho
 
 def _waiting_ranks_text(run: RunSnapshot, hang: Hang) -> str:
     if run.fleet is not None:
-        return f"{human_count(run.fleet.waiting)} ranks wait"
+        return f"{counted(run.fleet.waiting, 'rank')} wait{'s' * (run.fleet.waiting == 1)}"
     return f"{named_ranks(hang.waiting, run.node_of)} wait{'s' * (len(hang.waiting) == 1)}"
 
 
@@ -203,7 +203,7 @@ def _calls_in_hangs(run: RunSnapshot, hangs: Sequence[Hang]) -> list[MemberCall]
 
 
 def _short_group_name(hang: Hang) -> str:
-    return text.group_text(hang.group, hang.dim, ()).removeprefix("group ")
+    return text.group_name(hang.group, hang.dim)
 
 
 def _nccl_view_lines(ras: Ras | None, hang: Hang) -> Iterator[str]:
@@ -656,7 +656,7 @@ def risk_text(risk: Risk, rank: RankSnapshot) -> str:
     full = _full_at(rank, risk)
     if not rank.status.alive:
         return f"{risk.pool} memory: {grows}, to {level}; it was to be full at about {full}"
-    details = [f"in {human_count(risk.steps_left)} steps"]
+    details = [f"in {counted(risk.steps_left, 'step')}"]
     if rank.steps.median_seconds:
         details.append(human_seconds(risk.steps_left * rank.steps.median_seconds))
     if risk.steps_soonest is not None and risk.steps_latest is not None:

@@ -1,11 +1,13 @@
 // What a tab does by itself: it reads its address, polls for changes, and moves through time.
 (function () {
-  // a number of a table: three digits, or all before the point
+  // a number of a table: three digits, or all before the point; a mean of 0.9999999999999992 calls is 1
   const digits = (value) => Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value) || 1)));
-  (window.dashAgGridFunctions = window.dashAgGridFunctions || {}).shown = (value) =>
-    value == null ? "n/a"
+  (window.dashAgGridFunctions = window.dashAgGridFunctions || {}).shown = (raw) => {
+    const value = raw == null ? null : Number(raw.toPrecision(12));
+    return value == null ? "n/a"
       : value.toLocaleString("en", Number.isInteger(value) ? {}
         : { minimumFractionDigits: Math.min(3, digits(value)), maximumFractionDigits: Math.min(3, digits(value)) });
+  };
 
   // the step time of a run as a line from 0 to its maximum
   (window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {}).Spark = ({ value }) => {

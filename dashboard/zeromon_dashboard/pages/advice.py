@@ -17,7 +17,7 @@ def content(view: Known) -> Page:
     resolved = resolved_texts([f for f in view.findings if (f.code, f.rank) not in standing])
     return Page(
         {
-            "findings": {"children": finding_list(view.run.findings)},
+            "findings": {"children": finding_list(view.run)},
             "earlier": {
                 "children": [
                     dmc.Text([html.B(rule), f" {sentence}"], size="sm") for rule, sentence in resolved

@@ -28,7 +28,7 @@ _MAX_TRAFFIC_ROWS = 200
 _NO_OWN_TIME = "Own time: needs two ranks that have timed the same steps"
 
 _TRAFFIC = pick_columns(
-    TRAFFIC_COLUMNS, "unit", "op", "phase", "group", "calls", "bytes", "time", "waits", "exposed",
+    TRAFFIC_COLUMNS, "unit", "op", "phase", "group", "exposed", "waits", "time", "calls", "bytes",
     "busbw", "best",
 )  # fmt: skip
 
@@ -37,6 +37,7 @@ def content(view: Known) -> Page:
     """The table of one rank's collectives, those in flight, and their figures."""
     rank = view.rank
     own_time = plotly_figures.own_time_figure(view.run, view.series, view.where.steps)
+    can_capture = view.live and not view.run.ended and not view.run.origin
     busbw = plotly_figures.bandwidth_figure(rank) if rank else None
     sizes = plotly_figures.sizes_figure(rank) if rank else None
     return Page(
@@ -53,7 +54,7 @@ def content(view: Known) -> Page:
                 or empty_figure("Bus bandwidth: no collective whose begin and end are known")
             },
             "sizes": {"figure": sizes or empty_figure("Sizes: no collective has been counted yet")},
-            "capture": {"style": {} if view.live and not view.run.ended else {"display": "none"}},
+            "capture": {"style": {} if can_capture else {"display": "none"}},
             "capture-state": {"children": _capture_state_text(view.run)},
         }
     )
@@ -107,8 +108,9 @@ def _in_flight_items(run: RunSnapshot) -> list[Any]:
     ]
     # Without a key, equal times of one rank would compare collectives, which have no order
     waiting.sort(key=lambda item: item[:2], reverse=True)
+    verb = "hung" if run.ended else "hangs"
     alerts: list[Any] = [
-        dmc.Alert(hang_text(run, hang), color="red", title="A collective hangs") for hang in run.hangs
+        dmc.Alert(hang_text(run, hang), color="red", title=f"A collective {verb}") for hang in run.hangs
     ]
     if not waiting or run.ended:
         return alerts or [dmc.Text("No collective is in flight.", c="dimmed", size="sm")]

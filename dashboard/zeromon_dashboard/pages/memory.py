@@ -25,11 +25,13 @@ def content(view: Known) -> Page:
     counted = rank if rank is not None and rank.memory.roles else first_counted(view.chosen.ranks)
     roles = plotly_figures.roles_figure(counted) if counted else None
     peaks = plotly_figures.unit_peaks_figure(counted) if counted else None
+    has_device = rank is not None and rank.memory.device is not None
+    no_peak = "no unit has a known peak" if has_device else "nothing is on a device"
     return Page(
         {
             **widgets.card_parts(widgets.risk_card(view.chosen), *_fragmentation_cards(rank)),
             "roles": {"figure": roles or empty_figure(plotly_figures.NO_CENSUS)},
-            "within": {"figure": peaks or empty_figure("Peaks by unit: nothing is on a device")},
+            "within": {"figure": peaks or empty_figure(f"Peaks by unit: {no_peak}")},
             "rests": {"children": _unattributed_memory_text(counted)},
         },
         widgets.drawn_charts(view, "memory"),
@@ -85,6 +87,7 @@ def _fragmentation_cards(rank: RankSnapshot | None) -> list[Any]:
     return [
         widgets.figure_card(name, human_bytes(nbytes), f"{note}rank {rank.rank}")
         for name, nbytes, note in figures_of
+        if nbytes is not None and nbytes >= 0
     ]
 
 

@@ -29,7 +29,7 @@ from zeromon.readout.throughput import how_far, progress_text, tokens_per_second
 from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import RunSnapshot
 from zeromon_dashboard import plotly_figures, widgets
-from zeromon_dashboard.charts import Chart, empty_figure
+from zeromon_dashboard.charts import empty_figure
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
 
@@ -43,13 +43,16 @@ def content(view: Known) -> Page:
     """The four answers; below them, folded, the ledger, all other charts, and the configuration."""
     run, drawn = view.chosen, widgets.drawn_charts(view)
     job = job_ledger([run])
+    main_names = [name for name in _MAIN if name in drawn]
+    for name in main_names:  # their titles stand above them
+        drawn[name] = replace(drawn[name], titled=False, events=events_of(run, name), height=185)
     return Page(
         {
             "waits": {"children": _waits_content(run)},
             "waits-window": {"children": window_text(run)},
             "to-change": {"children": _change_panels(view.run)},
             "memory-answer": {"children": memory_answer(run)},
-            **{f"{name}-title": {"children": drawn[name].title} for name in _MAIN if name in drawn},
+            **{f"{name}-title": {"children": drawn[name].title} for name in main_names},
             "run-about": {"children": head_block(view.run, view.about)},
             "spreads": {"children": _rank_spread_table(run)},
             "ledger-line": {"children": ledger_summary(job) or _NO_LEDGER},
@@ -62,7 +65,7 @@ def content(view: Known) -> Page:
                 "children": widgets.configuration_table(view.comparison) if view.comparison else None
             },
         },
-        {name: _main_chart(run, name, c) if name in _MAIN else c for name, c in drawn.items()},
+        drawn,
     )
 
 
@@ -101,11 +104,6 @@ def skeleton(props: Parts, _: Route) -> list[Any]:
             html.Pre(id="run-about", className="diff", **props["run-about"]),
         ),
     ]
-
-
-def _main_chart(run: RunSnapshot, name: str, chart: Chart) -> Chart:
-    """The chart without its title, which stands above it."""
-    return replace(chart, titled=False, events=events_of(run, name), height=185)
 
 
 def _answer_panel(title: list[Any], *children: Any) -> Any:
@@ -205,5 +203,6 @@ def _rank_spread_table(run: RunSnapshot) -> Any:
     if fleet is None:
         return None
     heads = (f"{fleet.ranks:,} ranks", *SPREAD_HEADS)
-    rows = [html.Tr([*map(html.Td, (metric.label, *values))]) for metric, values in spread_rows(fleet)]
-    return dmc.Table([html.Thead(html.Tr([*map(html.Th, heads)])), html.Tbody(rows)])
+    rows = [html.Tr([*map(html.Td, (metric.title, *values))]) for metric, values in spread_rows(fleet)]
+    table = dmc.Table([html.Thead(html.Tr([*map(html.Th, heads)])), html.Tbody(rows)])
+    return dmc.TableScrollContainer(table, minWidth=520)

@@ -18,7 +18,7 @@ from zeromon_dashboard.widgets import data_grid, graph_panel, grid_cells, grid_c
 
 # A grid draws no bars, and its step time has a chart
 _RANKS = tuple(column for column in RANK_COLUMNS if column.name != "last steps")
-_SPECIAL: dict[str, dict[str, Any]] = {"rank": {"pinned": "left"}, "state": {"flex": 3}}
+_SPECIAL: dict[str, dict[str, Any]] = {"rank": {"pinned": "left"}, "state": {"flex": 3, "minWidth": 160}}
 COLUMNS = [{**column, **_SPECIAL.get(column["field"], {})} for column in grid_columns(_RANKS)]
 
 
@@ -76,7 +76,9 @@ def _straggler_alerts(run: RunSnapshot) -> list[Any]:
     if run.hangs:
         return [dmc.Alert(hang_headline(run, run.hangs[0]), title="Hang", color="red")]
     if not run.stragglers:
-        return [dmc.Text("No straggler: the ranks wait for no single rank.", c="dimmed", size="sm")]
+        calm = "No straggler: the ranks wait for no single rank."
+        calm = calm if run.ranks else "Stragglers: n/a (no rank has reported)"
+        return [dmc.Text(calm, c="dimmed", size="sm")]
     return [
         dmc.Alert(straggler_text(straggler), title="Straggler", color="orange")
         for straggler in run.stragglers

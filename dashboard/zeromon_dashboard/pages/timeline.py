@@ -47,5 +47,12 @@ def timeline_view(lanes: Lanes, run: RunSnapshot) -> list[Any]:
     missing = [dmc.Text(gap, size="xs", c="dimmed") for gap in gaps_in(lanes, run)]
     if not lanes.steps:
         return [dmc.Text("No ring of this run is on this node: no step can be shown."), *missing]
-    chart = dcc.Graph(id="lanes-chart", figure=plotly_figures.lanes_figure(lanes), config=CONFIG)
-    return [dmc.Text(lanes_summary(lanes).capitalize(), fw=600), chart, *missing]
+    lanes_plot = plotly_figures.lanes_figure(lanes)
+    chart = dcc.Graph(id="lanes-chart", figure=lanes_plot, config=CONFIG)
+    # Not plotly's legend, which covers the axis on a narrow screen
+    legend_items = [
+        html.Span([html.I(style={"backgroundColor": bars["marker"]["color"]}), bars["name"]])
+        for bars in lanes_plot["data"]
+    ]
+    summary = lanes_summary(lanes).capitalize()
+    return [dmc.Text(summary, fw=600), chart, html.P(legend_items, className="key"), *missing]

@@ -78,7 +78,7 @@ def prediction_view(plan: dict[str, Any]) -> list[Any]:
     ]
     if any(p.get("step_seconds") is not None for p in points):
         chart = plotly_figures.whatif_figure(plan)
-        components.append(dcc.Graph(id="pareto", figure=chart, config=CONFIG))
+        components.append(dmc.Paper(dcc.Graph(id="pareto", figure=chart, config=CONFIG), p=4, mt="sm"))
     return [*components, *(dmc.Text(note, size="xs", c="dimmed") for note in notes)]
 
 

@@ -211,6 +211,7 @@ def test_the_ledger_is_the_collectors(both: Both) -> None:
 
 def test_the_list_of_runs_says_what_each_run_is(both: Both, world: World, tmp_path: Path) -> None:
     """One that lives with its present figures, one that has ended with its steps; none began in 1970."""
+    from zeromon.readout.verdict import SIGNS, Health
     from zeromon_dashboard.hub import Hub
     from zeromon_dashboard.runs_page import run_table_rows
 
@@ -226,6 +227,8 @@ def test_the_list_of_runs_says_what_each_run_is(both: Both, world: World, tmp_pa
     fleet = world.fleets["fleet"].nodes[0].view[0]
     assert lives["started"] == clock(fleet.started_wall)[:-3]
     assert lives["why"].split(": ")[1].startswith("64 ranks, step ")
+    health = Health(lives["why"].split(": ")[0])
+    assert lives["verdict"] == f"{SIGNS[health.severity]} {health}"
     assert 380 < lives["step"] < 460
     assert lives["exposed"] > 10
     unknown = replace(hub.runs()[0], manifest=replace(hub.runs()[0].manifest, started_wall=0.0))

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from zeromon.base.units import human_count
+from zeromon.base.units import counted, human_count
 from zeromon.diagnosis.rule import Match, as_number, rule, setting_of
 from zeromon.diagnosis.rules.common import AVERAGED, OF_ITERABLE
 from zeromon.ring.codes import Scalar
@@ -38,7 +38,7 @@ def not_finite(run: RunSnapshot) -> Iterable[Match]:
         lasts = f"since step {began_step}" if row.value is None else f"in step {began_step}"
         yield Match(
             f"{called} is infinite or NaN {lasts}, {_where_first(first_ranks, nans, rows, run)}; "
-            f"{row.nonfinite} step{'s' * (row.nonfinite != 1)} so far",
+            f"{counted(row.nonfinite, 'step')} so far",
             first_ranks[0] if len(first_ranks) == 1 else -1,
             severity=None if row.value is None else Severity.WARNING,
         )
