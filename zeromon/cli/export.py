@@ -7,8 +7,6 @@ docs/reference/columns.md has the columns with their units. The files are readab
 0600). Existing files are replaced only with --force.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The options of ``zeromon plan``, and the model, machine, batch and strategy that they describe."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -88,10 +88,7 @@ class Verdict(NamedTuple):
 
 
 def judge_limits(comparison: Comparison, limits: Iterable[Threshold]) -> Verdict:
-    """Returns which thresholds the runs after the first exceed, and which cannot be judged.
-
-    A run that died exceeds, whatever its figures are.
-    """
+    """Returns which limits the later runs exceed, as all that died do, and which cannot be judged."""
     candidates = list(enumerate(comparison.columns[1:], 1))
     exceeded = [f"{_run_name(n, column)} {column.ended}" for n, column in candidates if column.died]
     undecided = []

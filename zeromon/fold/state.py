@@ -3,8 +3,6 @@
 Times are nanoseconds of CLOCK_MONOTONIC, sizes bytes, ratios 0..1.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -83,7 +81,7 @@ class Window:
         self.began_before = False
         """True if a wait began before its own collective; else :attr:`blocked` is communication."""
 
-    def follow(self, first_part: Window) -> None:
+    def follow(self, first_part: "Window") -> None:
         """Adds the communication of *first_part*, the part of the same step before this one."""
         # In front: behind, the ends are out of order, and _covered_ns() sorts at each call
         self.ended[:0], self.blocked[:0] = first_part.ended, first_part.blocked

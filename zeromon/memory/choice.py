@@ -7,8 +7,6 @@
 4. Among rows of about the same cost: the given one, else the lowest stage.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

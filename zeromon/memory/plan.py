@@ -1,7 +1,5 @@
 """Plans the sharding of a model: memory, fit and communication by strategy, fewest devices. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -154,7 +152,7 @@ class Row:
     """The seconds of a step, or what must be known for them, in words."""
     given: bool = False
     """The plan is that of the configuration, the options or the run."""
-    tuned: Row | None = None
+    tuned: "Row | None" = None
     """Its variant by settings of DeepSpeed that shorten the step or send less; None where none does."""
 
     @property
@@ -184,10 +182,7 @@ def hosts_of(ranks: int) -> int:
 
 
 def of_run(run: RunSnapshot) -> Setup:
-    """Returns the setup of *run*, with its measured activations.
-
-    Raises :class:`PlanError` when the run reported no model metadata.
-    """
+    """Returns the setup of *run*, activations as measured; raises :class:`PlanError` without a model."""
     rank = largest_part(run)
     metadata = model_of(rank) if rank is not None else None
     described = read_model_facts(metadata) if metadata is not None else None

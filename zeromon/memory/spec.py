@@ -6,8 +6,6 @@ shapes of their parameters; a :class:`ShardPlan` is their distribution over rank
 elements; names that end in ``_bytes`` are in bytes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -185,7 +183,7 @@ class ModelSpec:
         """Number of parameters with gradients, in elements."""
         return sum(unit.numel * unit.count for unit in self.units if unit.trainable)
 
-    def sizes(self, plan: ShardPlan) -> Sizes:
+    def sizes(self, plan: "ShardPlan") -> "Sizes":
         """Returns the sizes of the model under *plan*, with the padding of the plan's framework."""
         numel = shard = trainable_shard = persistent = kept_numel = 0
         is_fsdp = plan.framework in ("fsdp1", "fsdp2")
@@ -229,7 +227,7 @@ class ModelSpec:
             root_numel=sum(u.numel * u.count for u in self.units if u.name == ROOT),
         )
 
-    def _stored_share(self, unit: Unit, plan: ShardPlan) -> float:
+    def _stored_share(self, unit: Unit, plan: "ShardPlan") -> float:
         """Returns the elements that are stored, and gathered, for each parameter of *unit*.
 
         FSDP and ZeRO-3 shard 4-bit weights as elements of the compute type (``bnb_4bit_quant_storage``).
@@ -243,7 +241,7 @@ class ModelSpec:
         return 4 / itemsize if plan.autocasts else 1.0
 
 
-def _padded_shard_numel(unit: Unit, plan: ShardPlan) -> int:
+def _padded_shard_numel(unit: Unit, plan: "ShardPlan") -> int:
     """Returns the elements of *unit* in the shard of one rank, with padding."""
     ranks = plan.shard_ranks
     if plan.framework == "fsdp2":  # along the first dimension of each parameter
@@ -380,22 +378,22 @@ class Precision:
         return self.reduce_bytes or self.grad_bytes
 
     @classmethod
-    def mixed(cls) -> Precision:
+    def mixed(cls) -> "Precision":
         """Returns bf16 or fp16 with fp32 masters, as in DeepSpeed and Megatron-LM: 2 + 2 + 12 bytes."""
         return cls()
 
     @classmethod
-    def full(cls) -> Precision:
+    def full(cls) -> "Precision":
         """Returns fp32 for all states: 4 + 4 + 8 bytes."""
         return cls(param_bytes=4, compute_bytes=4, grad_bytes=4, has_master=False)
 
     @classmethod
-    def policy(cls) -> Precision:
+    def policy(cls) -> "Precision":
         """Returns FSDP's mixed precision: fp32 shards and gradients, bf16 gathering and computation."""
         return cls(param_bytes=4, compute_bytes=2, grad_bytes=4, has_master=False)
 
     @classmethod
-    def pure(cls) -> Precision:
+    def pure(cls) -> "Precision":
         """Returns bf16 for all states: 2 + 2 + 4 bytes."""
         return cls(has_master=False, state_bytes=2.0)
 

@@ -114,10 +114,7 @@ _SPEED = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)(gb|mb|g)(?:/s|ps)?")
 
 
 def parse_link_peak(speed: str) -> float:
-    """Returns the bytes/s of ``ib-ndr``, ``8x400Gb``, ``25GB/s``: Gb are bits and GB bytes.
-
-    Raises :class:`PlanError` for anything else.
-    """
+    """Returns the bytes/s of ``ib-ndr``, ``8x400Gb`` (bits), ``25GB/s``; raises :class:`PlanError`."""
     trimmed = speed.strip()
     count, _, name = trimmed.lower().rpartition("x")
     # isdigit() also accepts "²", for which int() raises

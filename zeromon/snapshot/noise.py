@@ -7,8 +7,6 @@ correlation of neighbouring blocks, with Student's t for so few blocks (batch me
 difference beyond the 99 % interval is significant.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -39,12 +37,12 @@ class Estimate:
     freedom: float = math.inf
     """Degrees of freedom behind *error*."""
 
-    def scaled(self, factor: float) -> Estimate:
+    def scaled(self, factor: float) -> "Estimate":
         """The estimate in another unit: figure and error times *factor*."""
         error = None if self.error is None else self.error * abs(factor)
         return Estimate(self.value * factor, error, self.freedom)
 
-    def inverted(self) -> Estimate:
+    def inverted(self) -> "Estimate":
         """1 / value."""
         error = None if self.error is None else self.error / self.value**2
         return Estimate(1 / self.value, error, self.freedom)

@@ -8,8 +8,6 @@ older ones ever further.
 A snapshot is logged without its last steps: :mod:`zeromon.storage.step_history` has them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

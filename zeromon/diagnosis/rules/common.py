@@ -51,10 +51,7 @@ _BY_ENGINE = Gain(0.6, 1.4)
 
 
 def predicted_gain(run: RunSnapshot, shares: Gain, seconds: float, **change: Any) -> GainSeconds:
-    """The least and the most seconds that *change* of the plan gains: by the engine, where it knows.
-
-    Else *shares* of the avoidable *seconds*.
-    """
+    """Seconds that *change* gains, at least and at most: by the engine, else *shares* of *seconds*."""
     predicted = shorter_step_by(run, **change)
     if predicted is not None and predicted > 0:
         return _BY_ENGINE.seconds(predicted)

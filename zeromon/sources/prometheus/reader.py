@@ -4,8 +4,6 @@ Of up to :data:`MANY` ranks all are read. Of more, the server aggregates, and si
 that matter or that a view wants. docs/how-to/prometheus.md counts the queries.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import threading
@@ -67,7 +65,7 @@ class Reading:
     others: tuple[str, ...] = ()
     """Collectors of another job of the same name."""
 
-    def add_past(self, past: Reading) -> None:
+    def add_past(self, past: "Reading") -> None:
         """Adds what *past*, when a rank lived last, knew of the same ranks and this reading does not."""
         self.seen = past.seen
         for key, facts in self.facts.items():
@@ -115,7 +113,7 @@ def usual_gap(scrapes: Iterable[Sequence[float]]) -> float | None:
 class Reader:
     """Queries one server about one run. Not for several threads at once."""
 
-    def __init__(self, server: Server, choice: Choice, requests: Wanted, max_ranks: int) -> None:
+    def __init__(self, server: Server, choice: Choice, requests: "Wanted", max_ranks: int) -> None:
         self.server, self.choice, self.many = server, choice, max_ranks
         self.interval = 1.0
         """The scrape interval, seconds."""

@@ -111,10 +111,7 @@ class PrometheusSource:
         )
 
     def request_detail(self, ranks: Sequence[int] = (), node: str = "") -> None:
-        """Reads these *ranks*, and all of the collector at address *node*, for half a minute.
-
-        A view that still shows them calls again.
-        """
+        """Reads these *ranks*, and the collector at *node*, for half a minute; a view calls again."""
         if self._wanted.add(ranks, node):
             self._due = 0.0
 

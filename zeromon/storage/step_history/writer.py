@@ -190,10 +190,7 @@ class Writer:
         os.ftruncate(self._fd, len(MAGIC) + self._rows * RECORD_SIZE)
 
     def append(self, rows: Iterable[Row]) -> int:
-        """Appends those *rows* that start after the newest row of their rank; returns how many.
-
-        The rows outlive a kill of this process.
-        """
+        """Appends *rows* newer than their rank's newest; returns how many. They outlive this process."""
         newer = (row for row in rows if row[4] > self._last.get(row[0], -(1 << 62)))
         fresh = [(row, record) for row in newer if (record := pack_row(row))]
         if not fresh:
