@@ -284,10 +284,7 @@ def _setting_path(name: str) -> Path | None:
 
 
 def effective_config(command: Command, file: Config | None) -> Config | None:
-    """Returns *file* as the command changes it, or what the command sets without one.
-
-    None where another launcher reads neither.
-    """
+    """*file* as the command changes it, or what it sets without one; None for another launcher."""
     is_launched = command.launcher == "accelerate"
     # A copy: the checks of the file itself must not see what the command sets
     data: dict[str, Any] = dict(file.data) if file is not None and is_launched else {}

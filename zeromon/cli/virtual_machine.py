@@ -281,10 +281,7 @@ def representatives(world: int, per_node: int, count: int) -> tuple[int, ...]:
 
 
 def find_torch(command: Sequence[str]) -> Path:
-    """Returns the folder of the torch that *command* imports.
-
-    Raises :class:`LaunchError` without one, and where it is a build for CPUs.
-    """
+    """The folder of the command's torch; raises :class:`LaunchError` without a build for GPUs."""
     start = python_of(command)
     # without the folder of the command, where a torch.py may lie
     find = "import sys; del sys.path[0]; import importlib.util as u; print(u.find_spec('torch').origin)"

@@ -177,7 +177,7 @@ _Row = TypeVar("_Row", PartialArrival, MatchedCollective)
 
 
 class Clock:
-    """This node's clock offset by the last exchanges; one thread adds them, others read a copy."""
+    """The offset of this node's clock by the last exchanges; one thread adds them, others copy."""
 
     def __init__(self) -> None:
         self._offsets: deque[ClockOffset] = deque(maxlen=64)
