@@ -38,7 +38,7 @@ LONG_FUNCTIONS = {
     "agents/zeromon_agents/hooks/c10d.py::issue_with_hook": "the wrapper that _issue_hook returns",
     "agents/zeromon_agents/hooks/functional.py::issue_hook": "as that of c10d",
     "agents/zeromon_agents/hooks/functional.py::issue_with_hook": "the wrapper that issue_hook returns",
-    "zeromon/sources/prometheus/decode/ranks.py::rank_of": "one constructor call of ten records",
+    "zeromon/sources/prometheus/decode.py::rank_of": "one constructor call of ten records",
 }
 """Functions that may be longer: the collective hook, tables and constructors."""
 

@@ -20,14 +20,14 @@ from zeromon.snapshot.run import Fleet
 from zeromon.sources.live import LiveSource
 from zeromon.sources.prometheus import promql
 from zeromon.sources.prometheus.client import Sample, Server
-from zeromon.sources.prometheus.decode.ranks import on_our_clock
-from zeromon.sources.prometheus.decode.samples import (
+from zeromon.sources.prometheus.decode import (
     Key,
     RankSamples,
     dedupe_jobs,
     fleet_of_nodes,
     key_of,
     nodes_of_samples,
+    on_our_clock,
     samples_by_rank,
     whole_of,
 )

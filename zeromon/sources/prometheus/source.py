@@ -18,7 +18,7 @@ from zeromon.snapshot.step import Lanes
 from zeromon.sources.base import Output, Playback
 from zeromon.sources.prometheus import promql
 from zeromon.sources.prometheus.client import Sample, Server
-from zeromon.sources.prometheus.decode.ranks import (
+from zeromon.sources.prometheus.decode import (
     findings_of,
     hangs_of_ranks,
     rank_of,
