@@ -14,9 +14,17 @@ from typing import NamedTuple
 
 from zeromon.base.errors import CompareError
 from zeromon.base.units import human_ratio
-from zeromon.comparison.comparison import Cell, Column, Comparison, Row, letter
+from zeromon.comparison.comparison import (
+    METRIC,
+    METRICS,
+    PEAK_MEMORY,
+    Cell,
+    Column,
+    Comparison,
+    Row,
+    letter,
+)
 from zeromon.comparison.environment import REPEATS
-from zeromon.comparison.run_figures import METRIC, METRICS, PEAK_MEMORY
 from zeromon.comparison.text import format_cell
 from zeromon.snapshot.noise import Estimate, half_width
 
