@@ -27,8 +27,14 @@ from zeromon.comparison.comparison import (
     row_of,
 )
 from zeromon.comparison.environment import Machine
-from zeromon.comparison.text import format_cell, format_change, format_figure, steps_text
-from zeromon.comparison.thresholds import judge_limits, parse_limit
+from zeromon.comparison.text import (
+    format_cell,
+    format_change,
+    format_figure,
+    judge_limits,
+    parse_limit,
+    steps_text,
+)
 from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import CollectiveRow
 from zeromon.snapshot.host import Pressure

@@ -38,7 +38,7 @@ from zeromon.comparison.comparison import (
     figures_of,
     letter,
 )
-from zeromon.comparison.thresholds import NAMES, Verdict, judge_limits, parse_limit
+from zeromon.comparison.text import NAMES, Verdict, judge_limits, parse_limit
 from zeromon.readout.tables import aligned_table
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.step_history.queries import by_step, frame_of_steps
