@@ -8,10 +8,11 @@ from typing import Any
 
 from zeromon.base.units import human_bytes, human_params, human_seconds, signed
 from zeromon.memory import plan
-from zeromon.memory.choice import GIVEN, choose_row
 from zeromon.memory.ladder import ladder_rungs
 from zeromon.memory.plan import (
+    GIVEN,
     Point,
+    choose_row,
     fewest_fitting_devices,
     memory_time_front,
     step_difference,
