@@ -1,7 +1,6 @@
 """The node's collector: follows and folds every ring, and publishes frozen snapshots once a second.
 
-The collector serves all runs of the node. :mod:`zeromon.collector.daemon` says how long it
-lives.
+The collector serves all runs of the node.
 """
 
 import argparse

@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from zeromon.attach.inject import parked
 from zeromon.attach.inject.elf import Target, elf_images, read_mappings, wait_until_true
 from zeromon.attach.inject.refusal import START, check_attachable, replaced_error, why_not_traced
 from zeromon.base.errors import AttachRefused
@@ -62,7 +63,7 @@ def inject_line(pid: int, code: str, has_begun: Callable[[], bool], *, by_gdb: b
     native = platform.machine() == "x86_64" and parked.processor_has_xsave()
     if by_gdb or not native:
         prove_gdb_works()
-        return Injected("gdb", pid, gdb.execute_line(target, code, has_begun))
+        return Injected("gdb", pid, execute_line(target, code, has_begun))
     # From a thread of ours: the kernel releases traced threads when their tracer ends
     outcome: list[Injected | BaseException] = []
 
@@ -101,7 +102,7 @@ def prove_gdb_works() -> None:
             assert child.stdout is not None
             # Before it prints, the process has no interpreter that could run the line
             child.stdout.readline()
-            gdb.execute_line(resolve_target(child.pid), f"open({str(ran)!r}, 'w')", ran.exists)
+            execute_line(resolve_target(child.pid), f"open({str(ran)!r}, 'w')", ran.exists)
             wait_until_true(lambda: ran.exists() or child.poll() is not None, _PROOF_SECONDS)
             if not ran.exists() or not _is_still_alive(child):
                 raise AttachRefused("a process of zeromon's own died of it or did not run the line")
