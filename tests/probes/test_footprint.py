@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from zeromon.probes.host_memory import Footprint
+from zeromon.probes.host import Footprint
 
 _CHILD = "x = bytearray(64 << 20); del x; print('held', flush=True); import time; time.sleep(60)"
 _PARENT = f"""

@@ -46,7 +46,7 @@ from zeromon.cli.terminal import show_json, show_text, show_working
 from zeromon.collector.notify import deliver_message, parse_target, split_notify_urls
 from zeromon.probes.cpu_pressure import usable_cpu_count
 from zeromon.probes.devices import Devices
-from zeromon.probes.host_memory import HostReader
+from zeromon.probes.host import HostReader
 from zeromon.probes.network import network_peak_bandwidth
 from zeromon.probes.process import (
     cached_extension_locks,

@@ -42,7 +42,7 @@ from zeromon.memory.speeds import (
     parse_link_peak,
     with_larger_batch,
 )
-from zeromon.probes.host_memory import memory_capacity
+from zeromon.probes.host import memory_capacity
 from zeromon.probes.process import find_training_python, own_package_folders
 from zeromon.snapshot import RunSnapshot
 

@@ -12,7 +12,7 @@ from zeromon.fold.fold import fold_records
 from zeromon.fold.state import RankState
 from zeromon.probes.cpu_pressure import PressureReader
 from zeromon.probes.disk import DiskReader
-from zeromon.probes.host_memory import HostReader
+from zeromon.probes.host import HostReader
 from zeromon.probes.process import (
     ExtensionLockReader,
     ProcessWatch,

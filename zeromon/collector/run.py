@@ -37,7 +37,7 @@ from zeromon.probes import process
 from zeromon.probes.cpu_pressure import CpuUsers
 from zeromon.probes.devices import Devices
 from zeromon.probes.energy import EnergyMeter, Rapl
-from zeromon.probes.host_memory import HostReader
+from zeromon.probes.host import HostReader
 from zeromon.probes.nccl_ras import InspectorReader, RasReader, is_local_address
 from zeromon.probes.network import network_peak_bandwidth
 from zeromon.probes.process import REVISION, ProcessWatch, Revision
