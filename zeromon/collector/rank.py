@@ -11,8 +11,7 @@ from zeromon.fold.checkpoint import Checkpoint, checkpoint_of_state, restore_tot
 from zeromon.fold.fold import fold_records
 from zeromon.fold.state import RankState
 from zeromon.probes.cpu_pressure import PressureReader
-from zeromon.probes.disk import DiskReader
-from zeromon.probes.host import HostReader
+from zeromon.probes.host import DiskReader, HostReader
 from zeromon.probes.process import (
     ExtensionLockReader,
     ProcessWatch,
