@@ -34,7 +34,7 @@ from zeromon.collector.cluster_client import answer_report, read_node_infos, run
 from zeromon.collector.http import start_http_server, target_groups
 from zeromon.collector.notify import Notifier
 from zeromon.collector.run import RETRY_NS, RunFollower
-from zeromon.collector.trace_capture import Captures
+from zeromon.collector.requests import Captures
 from zeromon.probes.devices import Devices
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file, try_lock_file

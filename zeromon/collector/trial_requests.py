@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zeromon.base.errors import TrialRefused, os_errors_as
-from zeromon.collector.trace_capture import first_safe_step
+from zeromon.collector.requests import first_safe_step
 from zeromon.readout.remedy import CHANGES, trial_obstacle
 from zeromon.ring.files import replace_file
 from zeromon.ring.trial_words import MARGIN, MIN_BLOCK_STEPS, REQUEST, WORD, WORDS, Change, Plan
