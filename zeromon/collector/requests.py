@@ -8,6 +8,7 @@ it takes longer than the collector may pause.
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import threading
@@ -18,12 +19,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zeromon.base.errors import CaptureRefused, os_errors_as
+from zeromon.base.errors import CaptureRefused, TrialRefused, os_errors_as
 from zeromon.readout.breakdown import pace
+from zeromon.readout.remedy import CHANGES, trial_obstacle
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
-from zeromon.snapshot import RankSnapshot
+from zeromon.ring.trial_words import MARGIN, MIN_BLOCK_STEPS, REQUEST, WORD, WORDS, Change, Plan
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
+from zeromon.snapshot.finding import RankTrial, Trial, TrialState
 from zeromon.snapshot.levels import DEVICE_BOUND
+from zeromon.snapshot.noise import MIN_ROUNDS, ROUND_BLOCKS, gain_in_turns, half_width
 from zeromon.snapshot.step import Capture, CaptureState, TraceCheck
 from zeromon.storage.run_store import DEPTH
 from zeromon.traces.analysis import RESULT_FILE, RankTrace, read_analysis_result
@@ -233,3 +238,223 @@ def compare_trace(analysis: Sequence[RankTrace], ranks: Sequence[RankSnapshot]) 
             launch_bound=known_pace is not None and known_pace.starved_ratio > DEVICE_BOUND,
         )
     return checks
+
+
+# ---- changes that are tried ---------------------------------------------------------------------
+
+# Requests trials of a finding's change from the live ranks of a run, and judges them.
+# A request is one file in the run's folder (:mod:`zeromon.ring.trial_words`); the agents answer
+# through the rings. There is one trial at a time. The file's time is the lease: the command renews
+# it, and the agents undo the change where it is old or gone.
+
+DEFAULT_ROUNDS = 6
+MAX_ROUNDS = 12
+_COLLECTIONS_SIZE = 20
+"""Collections are rare: a block must hold some of them."""
+_MAX_STEPS = 480
+"""A snapshot has no more of the last steps."""
+_TRIAL_START_SECONDS = 60.0
+_STALLED_SECONDS, _STALLED_STEPS = 30.0, 20
+"""A job whose newest step is older than both (seconds, median steps) gets its state back."""
+_SLOWER = 3.0
+"""So are the ranks when a step with the change takes so many times as long."""
+
+
+class Trials:
+    """The trials of one run. :meth:`request` and :meth:`renew_lease` are called from other threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._words = folder / REQUEST, folder / WORDS
+        self._lock = threading.Lock()
+        self._requested_ns = 0
+        self._all: tuple[Trial, ...] = ()
+
+    def request(
+        self, run: RunSnapshot, rings: tuple[str, ...], rule: str, rounds: int, now_ns: int
+    ) -> Trial:
+        """Requests a trial of the remedy of the finding *rule*; raises :class:`TrialRefused`."""
+        with self._lock:
+            if self._all and self._all[-1].is_open:
+                raise TrialRefused(f"trial {self._all[-1].number} of this run is under way")
+            finding = next((f for f in run.findings if rule in (f.rule, f.code)), None)
+            if finding is None:
+                raise TrialRefused(f"the run has no finding {rule}")
+            reason = trial_obstacle(run, finding)
+            if reason:
+                raise TrialRefused(f"{finding.code} cannot be tried: {reason}")
+            if not MIN_ROUNDS <= rounds <= MAX_ROUNDS:
+                raise TrialRefused(f"between {MIN_ROUNDS} and {MAX_ROUNDS} rounds, not {rounds}")
+            trial = self._plan_trial(run, finding, rounds)
+            self._write_request(trial, rings)
+            self._all, self._requested_ns = (*self._all, trial), now_ns
+            return trial
+
+    def _plan_trial(self, run: RunSnapshot, finding: Finding, rounds: int) -> Trial:
+        change, remedy = CHANGES[finding.rule], finding.remedy
+        assert remedy is not None  # trial_obstacle() refused it
+        rare = change is Change.SHARED_COLLECTIONS
+        size = min(_COLLECTIONS_SIZE if rare else MIN_BLOCK_STEPS, _MAX_STEPS // (ROUND_BLOCKS * rounds))
+        numbers = [t.number for t in self._all] + [
+            r.requests.trial.number for r in run.ranks if r.requests.trial
+        ]
+        return Trial(
+            number=max(numbers, default=0) + 1,
+            rule=finding.rule,
+            code=finding.code,
+            change=change,
+            state=TrialState.WAITING,
+            first=first_safe_step(run.ranks) + MARGIN + 2,  # and all have agreed
+            size=size,
+            blocks=ROUND_BLOCKS * rounds,
+            dialect=remedy.dialect,
+            diff=remedy.diff,
+            gain_low_seconds=remedy.gain_low_seconds,
+            gain_high_seconds=remedy.gain_high_seconds,
+        )
+
+    def _write_request(self, trial: Trial, rings: tuple[str, ...]) -> None:
+        plan = Plan(trial.number, Change(trial.change), trial.first, trial.size, trial.blocks, rings)
+        with os_errors_as(TrialRefused, f"write {self._file}"):
+            # Before the request: an agent that reads it opens the words at once
+            replace_file(self._words, bytes(WORD.size * len(rings)))
+            replace_file(self._file, json.dumps(plan._asdict()))
+
+    def renew_lease(self, number: int, *, go_on: bool) -> Trial:
+        """Renews the lease of trial *number*, or ends it."""
+        with self._lock:
+            trial = next((trial for trial in self._all if trial.number == number), None)
+            if trial is None:
+                raise TrialRefused(f"the collector has no trial {number}")
+            if trial.is_open:
+                self._keep(go_on=go_on)
+            return trial
+
+    def _keep(self, *, go_on: bool) -> None:
+        """Renews the file; or removes it, and the ranks undo the change before their next block."""
+        with suppress(OSError):
+            os.utime(self._file) if go_on else self._file.unlink()
+
+    def follow(self, ranks: Sequence[RankSnapshot], now_ns: int) -> tuple[Trial, ...]:
+        """Advances the newest trial; returns all."""
+        with self._lock:
+            if self._all and self._all[-1].is_open:
+                self._all = (*self._all[:-1], self._advance_trial(self._all[-1], ranks, now_ns))
+            return self._all
+
+    def _advance_trial(self, trial: Trial, ranks: Sequence[RankSnapshot], now_ns: int) -> Trial:
+        answers = [
+            r.requests.trial
+            for r in ranks
+            if r.requests.trial and r.requests.trial.number == trial.number
+        ]
+        if any(not rank.status.alive for rank in ranks):
+            self._keep(go_on=False)
+            return replace(trial, state=TrialState.WITHDRAWN, note="a rank ended")
+        finished = [answer for answer in answers if answer.state.is_over]
+        if len(finished) < len(ranks):
+            waited = (now_ns - self._requested_ns) / 1e9
+            if not answers and waited > max(_TRIAL_START_SECONDS, 20 * _longest_step_seconds(ranks)):
+                self._keep(go_on=False)
+                return replace(
+                    trial, state=TrialState.REFUSED, note=f"no rank answered in {waited:.0f} s"
+                )
+            return self._withdraw_if_slow(trial, answers, ranks, now_ns) if answers else trial
+        self._keep(go_on=False)
+        note = next((answer.why for answer in finished if answer.why), "")
+        final_trial = replace(trial, state=finished[0].state, note=trial.note or note)
+        if any(answer.state is TrialState.REFUSED for answer in finished):
+            return replace(final_trial, state=TrialState.REFUSED)
+        return judge_trial(final_trial, ranks, min(answer.step for answer in finished))
+
+    def _withdraw_if_slow(
+        self, trial: Trial, answers: Sequence[RankTrial], ranks: Sequence[RankSnapshot], now_ns: int
+    ) -> Trial:
+        """Ends a trial that stalls the job, or makes it much slower."""
+        state = next((answer.state for answer in answers if not answer.state.is_over), trial.state)
+        current = replace(trial, state=state)
+        newest_ns = max((r.steps.recent[-1].end_ns for r in ranks if r.steps.recent), default=now_ns)
+        silent, step = (now_ns - newest_ns) / 1e9, _longest_step_seconds(ranks)
+        reason = ""
+        if silent > max(_STALLED_SECONDS, _STALLED_STEPS * step):
+            reason = f"no step ended for {silent:.0f} s"
+        else:
+            end_step = max(r.steps.last_step for r in ranks) + 1
+            seconds = _seconds_by_step(ranks)
+            off_on: tuple[list[float], list[float]] = ([], [])
+            for number in range(current.blocks):
+                off_on[Plan.is_on(number)].extend(_block_seconds(current, seconds, number, end_step))
+            bare, tried = off_on
+            if len(tried) > 2 and bare and statistics.median(tried) > _SLOWER * statistics.median(bare):
+                reason = f"steps took more than {_SLOWER:.0f} times as long with the change"
+        if reason and not trial.note:
+            self._keep(go_on=False)
+            return replace(current, note=reason)
+        return current
+
+
+def _longest_step_seconds(ranks: Sequence[RankSnapshot]) -> float:
+    return max((rank.steps.median_seconds or 0.0 for rank in ranks), default=0.0)
+
+
+def _seconds_by_step(ranks: Sequence[RankSnapshot]) -> dict[int, float]:
+    """Step -> its duration, the mean over the ranks; only steps that all of them have."""
+    durations: dict[int, list[float]] = {}
+    for rank in ranks:
+        for step in rank.steps.recent:
+            durations.setdefault(step.step, []).append(step.seconds)
+    return {n: statistics.fmean(times) for n, times in durations.items() if len(times) == len(ranks)}
+
+
+def _block_seconds(trial: Trial, seconds: dict[int, float], number: int, end_step: int) -> list[float]:
+    """The steps of a block before *end_step*, without its first, which the switch may disturb."""
+    start = trial.first + number * trial.size
+    steps = range(start + 1, min(end_step, start + trial.size))
+    return [seconds[step] for step in steps if step in seconds]
+
+
+def judge_trial(trial: Trial, ranks: Sequence[RankSnapshot], end_step: int) -> Trial:
+    """Returns *trial* with its result; *end_step*: the step before which the change was undone."""
+    seconds = _seconds_by_step(ranks)
+    rare = trial.change == Change.SHARED_COLLECTIONS
+    # A collection hits few steps, which a median leaves out
+    average = statistics.fmean if rare else statistics.median
+    block_count = (end_step - trial.first) // trial.size
+    blocks = [_block_seconds(trial, seconds, number, end_step) for number in range(block_count)]
+    # Whole rounds only: a linear drift cancels over off, on, on, off and over no part of it
+    blocks = blocks[: len(blocks) // ROUND_BLOCKS * ROUND_BLOCKS]
+    if not blocks or not all(blocks):
+        return replace(trial, note=trial.note or "no whole round of blocks is known")
+    # a shared collection is part of the change; it runs between two steps
+    on_steps = trial.size * sum(Plan.is_on(number) for number in range(len(blocks)))
+    undo = statistics.fmean(r.requests.trial.undo_seconds if r.requests.trial else 0.0 for r in ranks)
+    extra = undo / on_steps if rare else 0.0
+    block_seconds = [average(block) + extra * Plan.is_on(n) for n, block in enumerate(blocks)]
+    gain = gain_in_turns(block_seconds)
+    assert gain is not None  # there is a whole round
+    error = half_width(gain)
+    note = trial.note
+    if error is None:
+        note = note or f"fewer than {MIN_ROUNDS} rounds: the noise is unknown"
+    elif abs(gain.value) <= error:
+        note = note or "the noise of the steps allows no verdict"
+    return replace(
+        trial, steps=sum(map(len, blocks)), gain_seconds=gain.value, error_seconds=error, note=note
+    )
+
+
+def with_trial_results(findings: Sequence[Finding], trials: Sequence[Trial]) -> tuple[Finding, ...]:
+    """*findings*, with what was tried beside what is predicted."""
+    results = {trial.rule: trial for trial in trials if trial.is_significant}
+    return tuple(
+        replace(
+            finding,
+            remedy=replace(
+                finding.remedy,
+                tried_seconds=results[finding.rule].gain_seconds,
+                tried_error_seconds=results[finding.rule].error_seconds,
+            ),
+        )
+        if finding.remedy is not None and finding.rule in results
+        else finding
+        for finding in findings
+    )

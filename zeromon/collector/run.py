@@ -19,8 +19,7 @@ from zeromon.collector.cluster import Leader
 from zeromon.collector.cluster_client import NOTE, RunCluster
 from zeromon.collector.notify import TOLD, Notifier
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memory
-from zeromon.collector.requests import Captures
-from zeromon.collector.trial_requests import Trials, with_trial_results
+from zeromon.collector.requests import Captures, Trials, with_trial_results
 from zeromon.diagnosis.arrivals import ArrivalSkew, with_bubbles
 from zeromon.diagnosis.communicators import ras_of, with_groups
 from zeromon.diagnosis.engine import FindingHistory, advise
