@@ -33,8 +33,7 @@ from zeromon.sources.prometheus.decode import (
     with_deaths,
 )
 from zeromon.sources.prometheus.promql import Choice
-from zeromon.sources.prometheus.reader import usual_gap
-from zeromon.sources.prometheus.source import PrometheusSource, find_listed_runs, runs_of
+from zeromon.sources.prometheus.source import PrometheusSource, find_listed_runs, runs_of, usual_gap
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

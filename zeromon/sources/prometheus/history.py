@@ -9,7 +9,7 @@ from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, StepSummary
 from zeromon.snapshot.step import RECENT_STEPS
 from zeromon.sources.prometheus import promql
 from zeromon.sources.prometheus.decode import history_of, key_of, series_of_ranks, whole_series_of
-from zeromon.sources.prometheus.reader import MAX_WANTED, Reader, run_in_threads
+from zeromon.sources.prometheus.source import MAX_WANTED, Reader, run_in_threads
 from zeromon.storage.run_store import StepQuery
 from zeromon.storage.step_history.rows import NAMES, Series, step_of
 
