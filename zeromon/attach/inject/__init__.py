@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zeromon.attach.inject import parked
-from zeromon.attach.inject.elf import Target, elf_images, read_mappings, wait_until_true
+from zeromon.attach.inject.parked import Target, elf_images, read_mappings, wait_until_true
 from zeromon.attach.inject.refusal import START, check_attachable, replaced_error, why_not_traced
 from zeromon.base.errors import AttachRefused
 
