@@ -22,9 +22,9 @@ from typing import Any
 from zeromon.base.errors import CaptureRefused, TrialRefused, os_errors_as
 from zeromon.readout.breakdown import pace
 from zeromon.readout.remedy import CHANGES, trial_obstacle
-from zeromon.ring import paths
+from zeromon.ring import paths, trial_words
 from zeromon.ring.files import replace_file
-from zeromon.ring.trial_words import MARGIN, MIN_BLOCK_STEPS, REQUEST, WORD, WORDS, Change, Plan
+from zeromon.ring.trial_words import MARGIN, MIN_BLOCK_STEPS, WORD, WORDS, Change, Plan
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
 from zeromon.snapshot.finding import RankTrial, Trial, TrialState
 from zeromon.snapshot.levels import DEVICE_BOUND
@@ -264,7 +264,7 @@ class Trials:
     """The trials of one run. :meth:`request` and :meth:`renew_lease` are called from other threads."""
 
     def __init__(self, folder: Path) -> None:
-        self._file, self._words = folder / REQUEST, folder / WORDS
+        self._file, self._words = folder / trial_words.REQUEST, folder / WORDS
         self._lock = threading.Lock()
         self._requested_ns = 0
         self._all: tuple[Trial, ...] = ()
