@@ -33,8 +33,8 @@ from zeromon.collector.cluster import Leader, NodeInfo
 from zeromon.collector.cluster_client import answer_report, read_node_infos, run_of_report
 from zeromon.collector.http import start_http_server, target_groups
 from zeromon.collector.notify import Notifier
-from zeromon.collector.run import RETRY_NS, RunFollower
 from zeromon.collector.requests import Captures
+from zeromon.collector.run import RETRY_NS, RunFollower
 from zeromon.probes.devices import Devices
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file, try_lock_file

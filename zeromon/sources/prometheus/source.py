@@ -1,6 +1,6 @@
 """A run as a Prometheus server knows it: the third :class:`~zeromon.sources.base.Source`.
 
-:mod:`.reader` queries the present, in detail for the ranks that a view shows, :mod:`.history` the past.
+:class:`Reader` queries the present, in detail for ranks that a view shows, :class:`History` the past.
 docs/how-to/prometheus.md says which queries are sent, and how often.
 """
 
@@ -8,6 +8,7 @@ import math
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -17,34 +18,16 @@ from typing import TypeVar
 from zeromon.base.errors import CaptureRefused, RunAmbiguous, RunNotFound, SourceError, ZeromonError
 from zeromon.base.units import human_count, human_seconds, printable
 from zeromon.ring.paths import is_run_id
-from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, StepSummary
 from zeromon.snapshot.run import Fleet
-from zeromon.snapshot.step import Lanes
+from zeromon.snapshot.step import RECENT_STEPS, Lanes
 from zeromon.sources.base import Output, Playback
 from zeromon.sources.live import LiveSource
-from zeromon.sources.prometheus import promql
+from zeromon.sources.prometheus import decode, promql
 from zeromon.sources.prometheus.client import Sample, Server
-from zeromon.sources.prometheus.decode import (
-    Key,
-    RankSamples,
-    dedupe_jobs,
-    findings_of,
-    fleet_of_nodes,
-    hangs_of_ranks,
-    key_of,
-    nodes_of_samples,
-    on_our_clock,
-    rank_of,
-    samples_by_rank,
-    stragglers_of_findings,
-    whole_of,
-    with_deaths,
-    with_host_use,
-)
-from zeromon.sources.prometheus.history import History
 from zeromon.sources.prometheus.promql import REMEMBERED_SECONDS, Choice
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery
-from zeromon.storage.step_history.rows import Series
+from zeromon.storage.step_history.rows import NAMES, Series, step_of
 
 # ---- what a server knows of one run at one moment -----------------------------------------------
 
@@ -72,8 +55,8 @@ _Result = TypeVar("_Result")
 class Reading:
     """The result of one reading: samples by rank, and what is known of the whole run."""
 
-    facts: dict[Key, RankSamples]
-    silent: dict[Key, float] = field(default_factory=dict)
+    facts: dict[decode.Key, decode.RankSamples]
+    silent: dict[decode.Key, float] = field(default_factory=dict)
     """Rank without new samples -> for how long, seconds."""
     seen: float = 0.0
     """When the newest sample was taken, on our clock."""
@@ -88,7 +71,7 @@ class Reading:
         """Adds what *past*, when a rank lived last, knew of the same ranks and this reading does not."""
         self.seen = past.seen
         for key, facts in self.facts.items():
-            earlier = past.facts.get(key) or RankSamples()
+            earlier = past.facts.get(key) or decode.RankSamples()
             # The last step may have ended after the last moment that is known: its total is of the end
             totals = {of: value for of, value in facts.rates.items() if of == "spent_in_all"}
             facts.rates, facts.phases = earlier.rates | totals, earlier.phases
@@ -149,7 +132,7 @@ class Reader:
             return
         samples = self.query(promql.count_of_ranks(self.choice), at)
         self._count = next((s.count for s in samples if s.labels.get("of") == "ranks"), 0)
-        first_key = next((key for s in samples if (key := key_of(s.labels)) is not None), None)
+        first_key = next((key for s in samples if (key := decode.key_of(s.labels)) is not None), None)
         if first_key is not None:
             one_rank = self.choice._replace(ranks=(first_key.rank,))
             matrix = self.server.samples(promql.scrapes_of_rank(one_rank), at)
@@ -196,18 +179,20 @@ class Reader:
             lambda: self.query(promql.recently_lost_ranks(run), at),
             *self._details_of(detailed, at),
         )
-        reading = Reading(samples_by_rank([*columns, *(details[0] if details else ())], rates))
-        reading.facts, reading.others = dedupe_jobs(reading.facts)
+        reading = Reading(decode.samples_by_rank([*columns, *(details[0] if details else ())], rates))
+        reading.facts, reading.others = decode.dedupe_jobs(reading.facts)
         # The server still returns an old last sample of a rank that is silent
         offset = self.server.offset
-        times = {key_of(s.labels): s.value - offset for s in rates if s.labels.get("of") == "seen"}
+        times = {
+            decode.key_of(s.labels): s.value - offset for s in rates if s.labels.get("of") == "seen"
+        }
         reading.seen = max(times.values(), default=time.time() if at is None else at)
         for key in reading.facts:
             age = reading.seen - times.get(key, reading.seen)
             if age > self._silence_limit:
                 reading.silent[key] = age
         ids = {key.rank for key in reading.facts}
-        stale = {key for key in map(key_of, (s.labels for s in lost)) if key is not None}
+        stale = {key for key in map(decode.key_of, (s.labels for s in lost)) if key is not None}
         stale = {key for key in stale if key.rank not in ids and key.instance not in reading.others}
         if stale:
             self._add_stale(reading, stale, at)
@@ -230,10 +215,10 @@ class Reader:
             # Bound by a default argument: all threads would otherwise send the last query of the loop
             *(lambda query=query: self.query(query, at) for query in selections),
         )
-        totals = whole_of(samples)
+        totals = decode.whole_of(samples)
         if not totals.ranks:
             return Reading({})
-        keys = {key_of(sample.labels) for answer in chosen for sample in answer}
+        keys = {decode.key_of(sample.labels) for answer in chosen for sample in answer}
         ranks = {key.rank for key in keys if key is not None} | {0} | watched
         selected = run._replace(ranks=tuple(sorted(ranks)))
         columns, rates, *details = run_in_threads(
@@ -241,12 +226,14 @@ class Reader:
             lambda: self.query(promql.rates_of_steps(selected, window), at),
             *self._details_of(tuple(sorted(watched)), at),
         )
-        reading = Reading(samples_by_rank([*columns, *(details[0] if details else ())], rates))
-        reading.facts, reading.others = dedupe_jobs(reading.facts)
+        reading = Reading(decode.samples_by_rank([*columns, *(details[0] if details else ())], rates))
+        reading.facts, reading.others = decode.dedupe_jobs(reading.facts)
         reading.seen = totals.counts.get("seen", 0.0) - self.server.offset
         silent = self._silent_nodes(reading, rows, at)
         self._learn_names({s.labels.get("instance", "") for s in rows}, at)
-        reading.fleet = fleet_of_nodes(totals, nodes_of_samples(rows, self._node_names, silent))
+        reading.fleet = decode.fleet_of_nodes(
+            totals, decode.nodes_of_samples(rows, self._node_names, silent)
+        )
         reading.findings, reading.ranks = totals.findings, totals.ranks
         return reading
 
@@ -264,14 +251,14 @@ class Reader:
 
     # ---- ranks without new samples ---------------------------------------------------------------
 
-    def _add_stale(self, reading: Reading, stale: set[Key], at: float | None) -> None:
+    def _add_stale(self, reading: Reading, stale: set[decode.Key], at: float | None) -> None:
         """Adds the ranks *stale*, which have no sample now, with their last samples."""
         wall_now = time.time() if at is None else at
         addresses = tuple(sorted({key.instance for key in stale}))
         last_times = {
             key: sample.value - self.server.offset
             for sample in self._last_seen(addresses, at)
-            if (key := key_of(sample.labels)) in stale
+            if (key := decode.key_of(sample.labels)) in stale
         }
         by_address = dict.fromkeys(addresses, 0.0)
         for key, seen_at in last_times.items():
@@ -282,7 +269,7 @@ class Reader:
             for address, seen_at in recent
         ]
         for columns in run_in_threads(*(lambda q=q, w=w: self.query(q, w) for q, w in queries)):
-            for key, facts in samples_by_rank(columns, ()).items():
+            for key, facts in decode.samples_by_rank(columns, ()).items():
                 if key in last_times:
                     reading.facts[key] = facts
                     age = wall_now - last_times[key]
@@ -302,7 +289,7 @@ class Reader:
         times: dict[str, float] = {}
         keys = set()
         for sample in self._last_seen(tuple(sorted(lost)), at):
-            key = key_of(sample.labels)
+            key = decode.key_of(sample.labels)
             if key is not None and key.instance in lost:
                 keys.add(key)
                 seen_at = sample.value - self.server.offset
@@ -389,7 +376,9 @@ class Details:
             if answer is not None:
                 received, snapshot = answer
                 shift = round(received * 1e9) - snapshot.taken_ns
-                ranks |= {r.rank: on_our_clock(r, shift) for r in snapshot.ranks if r.rank in watched}
+                ranks |= {
+                    r.rank: decode.on_our_clock(r, shift) for r in snapshot.ranks if r.rank in watched
+                }
                 findings |= {(f.rule, f.rank): f for f in snapshot.findings if f.rank in (-1, *watched)}
         if not ranks:
             return run
@@ -543,11 +532,11 @@ class PrometheusSource:
         taken_wall = reading.seen or time.time()
         reached = max(facts.count("steps_total") for facts in reading.facts.values())
         ranks = [
-            rank_of(key, facts, taken_wall, reached, silent_seconds=reading.silent.get(key, 0.0))
+            decode.rank_of(key, facts, taken_wall, reached, silent_seconds=reading.silent.get(key, 0.0))
             for key, facts in sorted(reading.facts.items())
         ]
         if reading.fleet is None:
-            ranks = with_host_use(ranks)
+            ranks = decode.with_host_use(ranks)
         watched = self._wanted.ranks()
         if at is None:
             ranks = [
@@ -557,7 +546,9 @@ class PrometheusSource:
         if is_over := _has_run_ended(reading):
             # nothing runs out of memory any more
             ranks = [replace(rank, memory=replace(rank.memory, risks=())) for rank in ranks]
-        findings = with_deaths(findings_of(reading.facts, reading.findings, reading.ranks), ranks)
+        findings = decode.with_deaths(
+            decode.findings_of(reading.facts, reading.findings, reading.ranks), ranks
+        )
         fleet = reading.fleet
         nodes = sorted({rank.node for rank in ranks})
         node_count = len(fleet.nodes) if fleet is not None else len(nodes)
@@ -573,8 +564,8 @@ class PrometheusSource:
             ended=is_over,
             ranks=tuple(ranks),
             findings=findings,
-            stragglers=stragglers_of_findings(ranks, findings),
-            hangs=hangs_of_ranks(reading.facts),
+            stragglers=decode.stragglers_of_findings(ranks, findings),
+            hangs=decode.hangs_of_ranks(reading.facts),
             fleet=fleet,
             origin=self.server.url,
             every_seconds=self._reader.interval,
@@ -712,3 +703,184 @@ def only_listed_run(candidates: Sequence[SeenRun]) -> SeenRun:
         names = ", ".join(run.run for run in candidates[:16])
         raise RunAmbiguous(f"the server knows several runs: {names}", "Name one of them with --run.")
     return candidates[0]
+
+
+# ---- the past of a run --------------------------------------------------------------------------
+
+# The past of a run as a Prometheus server has it: its span, series of points, findings.
+
+LINES = 4
+"""Maximum number of ranks; of more, a series without a choice has the maximum, median and minimum."""
+_RETENTION_SECONDS = 15 * 86400
+"""How far back a run's beginning is searched: Prometheus's default retention."""
+_RECENT_SECONDS, _RECENT_POINTS = 1800.0, 120
+_MAX_POINTS_WHOLE = 60
+_MAX_POINTS_FINDINGS = 120
+_FINDINGS_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class _CachedSeries:
+    """A series that grows at its end, so that only new points are read."""
+
+    begin: float
+    step: float
+    until: float
+    rows: Series
+
+
+class History:
+    """The past of one run. *run* is everywhere the newest snapshot, None before the first."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self.first: float | None = None
+        """When the run was seen first, seconds since the epoch; None while not looked up."""
+        self._cached: dict[tuple[int, ...], _CachedSeries] = {}
+        self._findings: tuple[float, list[Finding]] | None = None
+        self._points: dict[int, deque[StepSummary]] = {}
+        self._filled: set[int] = set()
+
+    def span(self, run: RunSnapshot | None) -> tuple[float, float] | None:
+        """Returns the first and the last moment of the run; None where nothing is known."""
+        if self.first is None or run is None:
+            bounds = self.ends(None)
+            if bounds is None:
+                return None
+            self.first = bounds[0]
+            return bounds if run is None else (bounds[0], max(bounds[1], run.taken_wall))
+        return self.first, run.taken_wall
+
+    def ends(self, at: float | None) -> tuple[float, float] | None:
+        """Returns when a rank was seen first and last, to a minute; within the last hour to a second."""
+        server, choice = self._reader.server, self._reader.choice
+        start = (time.time() if at is None else at) - _RETENTION_SECONDS
+        ranks = server.values("rank", choice.of("rank_up"), start)
+        keys = sorted(
+            key for key in (decode.key_of({"rank": rank}) for rank in ranks) if key is not None
+        )
+        if not keys:
+            return None
+        # One rank tells the span: a subquery over all ranks and two weeks would overload the server
+        one_rank = choice._replace(ranks=(keys[0].rank,))
+        coarse, fine = (
+            {s.labels.get("of"): s.value - server.offset for s in samples}
+            for samples in run_in_threads(
+                lambda: self._reader.query(promql.run_span(one_rank, _RETENTION_SECONDS, 60), at),
+                lambda: self._reader.query(promql.run_span(one_rank, 3600, 1), at),
+            )
+        )
+        first_wall = min(coarse.get("first", math.inf), fine.get("first", math.inf))
+        last_wall = max(coarse.get("last", 0.0), fine.get("last", 0.0))
+        return (first_wall, last_wall) if last_wall else None
+
+    # ---- series ----------------------------------------------------------------------------------
+
+    def series(self, query: StepQuery, run: RunSnapshot | None) -> Series:
+        """Returns about ``query.most`` points a rank; a point is the mean step since the one before.
+
+        Without ranks in the query, of more than :data:`LINES` the maximum, median and minimum of all,
+        as the ranks :data:`~zeromon.storage.step_history.queries.MOST`, ``MEDIAN`` and ``LEAST``.
+        """
+        if query.steps is not None:
+            return self._of_steps(query, run, query.steps)
+        span = self.span(run)
+        if span is None:
+            return {name: [] for name in NAMES}
+        start = max(span[0], query.since_us / 1e6)
+        stop = span[1] if query.until_us is None else min(span[1], query.until_us / 1e6)
+        ranks = query.ranks
+        if run is not None and not ranks and run.fleet is None and len(run.ranks) <= LINES:
+            ranks = tuple(rank.rank for rank in run.ranks)
+        count = max(2, min(query.most, 600 if ranks else _MAX_POINTS_WHOLE))
+        if query.until_us is not None:
+            step = max(self._reader.interval, (stop - start) / count)
+            return self._read_points(ranks, (start, stop), step)
+        return self._grow_cache(ranks, start, stop, count)
+
+    def _of_steps(self, query: StepQuery, run: RunSnapshot | None, steps: tuple[int, int]) -> Series:
+        """Returns the points of *steps*: the whole run tells when they were, which is read anew."""
+        all_steps = self.series(replace(query, steps=None), run)
+        reached = [*zip(all_steps["step"], all_steps["start_us"], strict=True)]
+        since_us = max((at for step, at in reached if step < steps[0]), default=query.since_us)
+        until_us = min((at for step, at in reached if step > steps[1]), default=query.until_us)
+        series = self.series(replace(query, steps=None, since_us=since_us, until_us=until_us), run)
+        chosen = [n for n, step in enumerate(series["step"]) if steps[0] <= step <= steps[1]]
+        return {name: [column[n] for n in chosen] for name, column in series.items()}
+
+    def _grow_cache(self, ranks: tuple[int, ...], start: float, stop: float, count: int) -> Series:
+        cached = self._cached.get(ranks)
+        # Without the limit, a long run would keep the fine step of its first minutes for all its points
+        if (
+            cached is not None
+            and start >= cached.begin - cached.step
+            and (stop - cached.begin) <= (3 * count * cached.step)
+        ):
+            fresh = cached.until + cached.step
+            if fresh <= stop:
+                new_rows = self._read_points(ranks, (fresh, stop), cached.step)
+                cached.rows = {name: [*cached.rows[name], *new_rows[name]] for name in NAMES}
+                cached.until = fresh + cached.step * math.floor((stop - fresh) / cached.step)
+            return cached.rows
+        step = max(self._reader.interval, (stop - start) / count)
+        rows = self._read_points(ranks, (start, stop), step)
+        last_wall = start + step * math.floor((stop - start) / step)
+        self._cached[ranks] = _CachedSeries(start, step, last_wall, rows)
+        while len(self._cached) > MAX_WANTED:
+            del self._cached[next(iter(self._cached))]
+        return rows
+
+    def _read_points(self, ranks: tuple[int, ...], span: tuple[float, float], step: float) -> Series:
+        if span[1] < span[0]:
+            return {name: [] for name in NAMES}
+        server, choice = self._reader.server, self._reader.choice
+        window = f"{max(10, math.ceil(4 * self._reader.interval), math.ceil(step))}s"
+        if not ranks:
+            expression = promql.whole_over_time(choice, window)
+            return decode.whole_series_of(server.matrix(expression, span, step), step)
+        of_ranks = promql.steps_over_time(choice._replace(ranks=ranks), window)
+        return decode.series_of_ranks(server.matrix(of_ranks, span, step), step)
+
+    # ---- recent steps of ranks -------------------------------------------------------------------
+
+    def with_recent(
+        self, rank: RankSnapshot, run: RunSnapshot | None, *, is_wanted: bool
+    ) -> RankSnapshot:
+        """Returns *rank* with the points of earlier snapshots; of a wanted one, of half an hour."""
+        if not rank.status.alive:
+            return rank
+        points = self._points.setdefault(rank.rank, deque(maxlen=RECENT_STEPS))
+        if is_wanted and rank.rank not in self._filled:
+            self._filled.add(rank.rank)
+            points.clear()
+            points.extend(self._read_recent(rank.rank, run))
+        for point in rank.steps.recent:
+            if points and point.step < points[-1].step:
+                points.clear()  # the run restarted from an earlier step
+            if not points or point.step > points[-1].step:
+                points.append(point)
+        return rank.with_recent(points)
+
+    def _read_recent(self, rank: int, run: RunSnapshot | None) -> tuple[StepSummary, ...]:
+        span = self.span(run)
+        if span is None:
+            return ()
+        start, until_us = max(span[0], span[1] - _RECENT_SECONDS), round(span[1] * 1e6)
+        query = StepQuery(round(start * 1e6), until_us, (rank,), _RECENT_POINTS)
+        rows = self.series(query, run)
+        return tuple(step_of(row, 0) for row in zip(*(rows[name] for name in NAMES), strict=True))
+
+    # ---- findings --------------------------------------------------------------------------------
+
+    def findings(self, run: RunSnapshot | None) -> list[Finding]:
+        """Returns when each finding came and went, to a hundredth of the span; read once a minute."""
+        clock = time.monotonic()
+        if self._findings is None or clock - self._findings[0] > _FINDINGS_SECONDS:
+            span = self.span(run)
+            if span is None:
+                return []
+            step = max(self._reader.interval, (span[1] - span[0]) / _MAX_POINTS_FINDINGS)
+            query = promql.findings_over_time(self._reader.choice)
+            matrix = self._reader.server.matrix(query, span, step)
+            self._findings = (clock, decode.history_of(matrix, step))
+        return self._findings[1]
