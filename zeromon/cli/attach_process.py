@@ -8,17 +8,9 @@ from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
+from zeromon.attach import rank_processes
 from zeromon.attach.inject.refusal import is_own_process
 from zeromon.attach.loader import Outcome, attach_ranks
-from zeromon.attach.rank_processes import (
-    Process,
-    all_user_ranks,
-    node_names_of,
-    ranks_of,
-    remote_rank_numbers,
-    running_processes,
-    sibling_ranks,
-)
 from zeromon.base.errors import AttachRefused, SourceError, ZeromonError
 from zeromon.cli import tell_user
 from zeromon.cli.parser import add_flag
@@ -76,11 +68,11 @@ def attach_first(options: argparse.Namespace) -> int | None:
     return 1 if hangs else 2 if refused else 0
 
 
-def selected_processes(target: str, *, everything: bool) -> list[Process]:
+def selected_processes(target: str, *, everything: bool) -> list[rank_processes.Process]:
     """The processes to attach to. Raises :class:`AttachRefused`."""
-    table = running_processes()
+    table = rank_processes.running_processes()
     if not target:
-        ranks = all_user_ranks(table)
+        ranks = rank_processes.all_user_ranks(table)
         hint = "A rank has loaded torch and has RANK in its environment; give another pid."
         if not ranks:
             raise AttachRefused("no rank of this user runs on this node", hint)
@@ -92,10 +84,12 @@ def selected_processes(target: str, *, everything: bool) -> list[Process]:
         raise AttachRefused(
             f"refusing to attach to process {pid}", "Give the pid of a rank or of a launcher."
         )
-    return sibling_ranks(pid, table) if everything else ranks_of(pid, table)
+    return (
+        rank_processes.sibling_ranks(pid, table) if everything else rank_processes.ranks_of(pid, table)
+    )
 
 
-def _is_launcher(process: Process) -> bool:
+def _is_launcher(process: rank_processes.Process) -> bool:
     """Returns whether *process* is a launcher; in a container that may be the first process."""
     return any(name in argument for argument in process.command[:3] for name in _LAUNCHERS)
 
@@ -113,7 +107,7 @@ def watched_pids() -> dict[int, str]:
     return watched
 
 
-def _attach_job(ranks: Sequence[Process]) -> tuple[list[str], bool]:
+def _attach_job(ranks: Sequence[rank_processes.Process]) -> tuple[list[str], bool]:
     """The run of *ranks* after the attach ([] when all were refused); whether any was refused."""
     start = time.monotonic()
     root = paths.choose_ring_root()
@@ -134,16 +128,16 @@ def _attach_job(ranks: Sequence[Process]) -> tuple[list[str], bool]:
         f"attached to {_ranks_text(attached)} as run {run} in {seconds:.1f} s {_stop_text(attached)}"
     )
     # The ranks of the job that were not selected, or are on other nodes
-    table = running_processes()
-    job = sibling_ranks(ranks[0].pid, table)
+    table = rank_processes.running_processes()
+    job = rank_processes.sibling_ranks(ranks[0].pid, table)
     unselected = len({rank.pid for rank in job} - {rank.pid for rank in ranks})
     if unselected:
         tell_user(
             f"{unselected} more of its ranks are on this node: zeromon attach --all {ranks[0].pid}"
         )
-    remotes = remote_rank_numbers(job)
+    remotes = rank_processes.remote_rank_numbers(job)
     if remotes and len(job) < max(rank.world_size for rank in job):
-        nodes = ", ".join(node_names_of(job, table)) or "other nodes"
+        nodes = ", ".join(rank_processes.node_names_of(job, table)) or "other nodes"
         span = f"{remotes[0]} to {remotes[-1]}" if len(remotes) > 1 else str(remotes[0])
         tell_user(f"ranks {span} are on {nodes}; run there: zeromon attach --all")
     return [run], bool(refused)

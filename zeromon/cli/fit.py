@@ -62,17 +62,6 @@ from zeromon.cli.virtual_machine import (
     virtual_machine,
 )
 from zeromon.memory import fit
-from zeromon.memory.fit import (
-    DEVICE,
-    HOST,
-    MAX_LAUNCHES,
-    MAX_VIRTUAL_LAUNCHES,
-    Stage,
-    Trial,
-    least_memory_first,
-    recommend_fastest_stage,
-    stages_of_trials,
-)
 from zeromon.memory.plan import Row, Setup, of_run
 from zeromon.memory.reconcile import micro_batch_of_rank
 from zeromon.readout.figures import BYTES, SECONDS
@@ -234,7 +223,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_option(sizes, "--ranks", "N", "data-parallel ranks, for --global-batch", positive)
     launches = parser.add_argument_group("launches")
-    most = f"max launches in total (default: {MAX_LAUNCHES}, with --gpu {MAX_VIRTUAL_LAUNCHES})"
+    most = f"max launches in total (default: {fit.MAX_LAUNCHES}, with --gpu {fit.MAX_VIRTUAL_LAUNCHES})"
     add_option(launches, "--launches", "N", most, positive)
     add_option(launches, "--steps", "N", "steps per launch", positive, 12)
     add_option(launches, "--seconds", "N", "max seconds per launch", positive, 300)
@@ -262,8 +251,10 @@ def call(options: argparse.Namespace) -> int:
     template = make_template(command, options.env, options.config)
     _check_places(template, options)
     names = options.stages.split(",") if options.stages else [""]
-    options.launches = options.launches or (MAX_VIRTUAL_LAUNCHES if options.gpu else MAX_LAUNCHES)
-    search = _Search(options, template, least_memory_first(names))
+    options.launches = options.launches or (
+        fit.MAX_VIRTUAL_LAUNCHES if options.gpu else fit.MAX_LAUNCHES
+    )
+    search = _Search(options, template, fit.least_memory_first(names))
     # A scheduler's SIGTERM then keeps the results and ends the launch, as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -293,7 +284,7 @@ def call(options: argparse.Namespace) -> int:
 def _batch_answer(search: "_Search") -> tuple[dict[str, Any], str]:
     """The stages at their largest micro-batch, for --json and as text."""
     stages = search.stages()
-    chosen = recommend_fastest_stage(stages)
+    chosen = fit.recommend_fastest_stage(stages)
     scripts = search.write([(stage.name, stage.advised) for stage in stages if stage.advised])
     content = {
         "stages": [
@@ -348,10 +339,10 @@ class _Search:
         self.machine: VirtualMachine | None = None
         self._hang = ""
         """Where the launches run; None for the machine itself."""
-        self.trials: list[Trial] = []
+        self.trials: list[fit.Trial] = []
         self.notes: list[str] = []
         if not options.again and self._state.is_file():
-            self.trials = msgspec.json.decode(self._state.read_bytes(), type=list[Trial])
+            self.trials = msgspec.json.decode(self._state.read_bytes(), type=list[fit.Trial])
             tell_user(
                 f"{len(self.trials)} launches are known from an earlier call (--again forgets them)"
             )
@@ -372,7 +363,7 @@ class _Search:
             return None if stage is None else (stage, self.sizes[0], self.devices)
         return self._next_size(self.devices)
 
-    def _device_trials(self) -> list[Trial]:
+    def _device_trials(self) -> list[fit.Trial]:
         """The launches that say how many devices are enough."""
         values = self._names[0], self.sizes[0]
         return [trial for trial in self.trials if (trial.stage, trial.micro_batch) == values]
@@ -408,11 +399,11 @@ class _Search:
                 return None  # the best is proven
         return None
 
-    def _here(self) -> list[Trial]:
+    def _here(self) -> list[fit.Trial]:
         """The launches on the fewest devices that are enough."""
         return [trial for trial in self.trials if trial.devices == self.devices]
 
-    def _trials_of(self, stage: str) -> list[Trial]:
+    def _trials_of(self, stage: str) -> list[fit.Trial]:
         return [trial for trial in self._here() if trial.stage == stage]
 
     def _launch_trial(self, stage: str, size: int, devices: int) -> None:
@@ -462,7 +453,7 @@ class _Search:
         self._hang = lasting_hang(run)
         return self._hang
 
-    def _check_batch(self, done: Trial) -> None:
+    def _check_batch(self, done: fit.Trial) -> None:
         """Notes where the run's own micro-batch is another than what was set."""
         run = snapshot_or_none(done.run)
         ranks = run.ranks if run is not None else ()
@@ -478,12 +469,12 @@ class _Search:
         ]
         return min(estimates, key=lambda e: e.value, default=None)
 
-    def _make_trial(self, stage: str, size: int, devices: int) -> Trial:
+    def _make_trial(self, stage: str, size: int, devices: int) -> fit.Trial:
         global_batch = self._options.global_batch
         accumulation = 1 if global_batch is None else global_batch // (size * self._options.ranks)
-        return Trial(stage=stage, micro_batch=size, devices=devices, accumulation=accumulation)
+        return fit.Trial(stage=stage, micro_batch=size, devices=devices, accumulation=accumulation)
 
-    def _fill_template(self, trial: Trial, folder: Path) -> tuple[list[str], dict[str, str]]:
+    def _fill_template(self, trial: fit.Trial, folder: Path) -> tuple[list[str], dict[str, str]]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         command, environment, files = self._template.filled(_trial_values(trial), folder.absolute())
         for path, content in files.items():
@@ -504,9 +495,9 @@ class _Search:
         # The clock of a run on virtual devices is that of this machine: it measures no speed
         return (setup if self.machine is None else replace(setup, measured=None)), ""
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[fit.Stage]:
         """The stages with what is measured and predicted of them."""
-        return stages_of_trials(self._names, self._here(), self.sizes, *self._setup())
+        return fit.stages_of_trials(self._names, self._here(), self.sizes, *self._setup())
 
     def _rows(self) -> dict[str, Row]:
         return fit.rows_of_stages(self._names, self._setup()[0])
@@ -514,7 +505,7 @@ class _Search:
     def _by_cost(self) -> list[str]:
         return fit.cheapest_first(self._names, self._rows())
 
-    def cheapest(self) -> Trial | None:
+    def cheapest(self) -> fit.Trial | None:
         """The launch of the cheapest stage that fits on the fewest devices; None if none fits."""
         return fit.cheapest_trial(self._here(), self._by_cost())
 
@@ -541,13 +532,13 @@ class _Search:
             reasons.append(f"not finished: {self.label(target[0], target[2])} is next (--launches)")
         return reasons
 
-    def launch_table(self, chosen: Trial | None) -> str:
+    def launch_table(self, chosen: fit.Trial | None) -> str:
         """The launches, with what fits and how much memory is left."""
         title = f"Launches on {self.machine.device}" if self.machine is not None else "Launches"
-        pool = DEVICE if any(DEVICE in trial.peaks for trial in self.trials) else HOST
+        pool = fit.DEVICE if any(fit.DEVICE in trial.peaks for trial in self.trials) else fit.HOST
         number_of = self.trials.index
         sent = {(name, self.devices): row.communication_bytes for name, row in self._rows().items()}
-        columns: list[Column[Trial]] = [
+        columns: list[Column[fit.Trial]] = [
             Column("launch", lambda row: f"{'>' if row is chosen else ' '} {number_of(row) + 1}"),
             Column("stage", lambda row: row.stage or "as it is"),
             *([Column("devices", lambda row: row.devices)] if self.counts else []),
@@ -589,13 +580,13 @@ def _allowed_batch_sizes(options: argparse.Namespace) -> list[int]:
     return sizes
 
 
-def _trial_values(trial: Trial) -> dict[str, str]:
+def _trial_values(trial: fit.Trial) -> dict[str, str]:
     values = {"micro_batch": str(trial.micro_batch), "accumulation": str(trial.accumulation)}
     values |= {"devices": str(trial.devices)} if trial.devices else {}
     return values | ({"stage": trial.stage} if trial.stage else {})
 
 
-def _peaks_text(trial: Trial) -> str:
+def _peaks_text(trial: fit.Trial) -> str:
     pool_texts = [
         f"{pool} {human_bytes(n)} of {human_bytes(trial.rooms[pool])}" for pool, n in trial.peaks.items()
     ]
@@ -606,18 +597,18 @@ def _peaks_text(trial: Trial) -> str:
 
 
 def stages_as_text(
-    stages: Sequence[Stage], trials: Sequence[Trial], chosen: Stage | None,
+    stages: Sequence[fit.Stage], trials: Sequence[fit.Trial], chosen: fit.Stage | None,
     scripts: Mapping[str, str], notes: Sequence[str],
 ) -> str:  # fmt: skip
     """The tables, the recommendation with its reason, the files, and why figures are unknown."""
-    has_device = any(DEVICE in stage.peaks for stage in stages)
+    has_device = any(fit.DEVICE in stage.peaks for stage in stages)
     largest = text_table(
         stages,
         Column("stage", lambda s: s.name or "as it is"),
         Column("largest batch", lambda s: "n/a" if s.largest is None else str(s.largest or "none")),
         Column("by", lambda s: "launch" if s.measured else "prediction"),
-        Column("host", lambda s: _peak_text(s, HOST)),
-        *([Column("device", lambda s: _peak_text(s, DEVICE))] if has_device else []),
+        Column("host", lambda s: _peak_text(s, fit.HOST)),
+        *([Column("device", lambda s: _peak_text(s, fit.DEVICE))] if has_device else []),
         Column("step", lambda s: s.seconds, SECONDS),
         Column("exposed", lambda s: s.exposed_seconds, SECONDS),
         Column("samples/s", lambda s: _rate_text(s.samples_per_second)),
@@ -642,14 +633,14 @@ def stages_as_text(
     return "\n".join(report_rows) + "\n"
 
 
-def _launches_text(trials: Sequence[Trial]) -> str:
+def _launches_text(trials: Sequence[fit.Trial]) -> str:
     killed = sum(t.killed for t in trials)
     stopped = sum(bool(t.outcome) and not t.killed for t in trials)
     total = f"{len(trials)} launches, {sum(t.wall_seconds for t in trials):.0f} s"
     return f"{total}; {stopped} stopped before their end, {killed} killed"
 
 
-def _peak_text(stage: Stage, pool: str) -> str:
+def _peak_text(stage: fit.Stage, pool: str) -> str:
     return human_bytes(round(stage.peaks[pool]) if pool in stage.peaks else None)
 
 
@@ -657,7 +648,7 @@ def _rate_text(value: float | None) -> str:
     return human_count(value) if value is None or value >= 1000 else f"{value:.3g}"
 
 
-def _reason_text(stages: Sequence[Stage], chosen: Stage | None) -> str:
+def _reason_text(stages: Sequence[fit.Stage], chosen: fit.Stage | None) -> str:
     if chosen is None:
         return "Nothing is recommended: no size is known to fit"
     name = f"stage {chosen.name}, " if chosen.name else ""
@@ -681,7 +672,7 @@ def _reason_text(stages: Sequence[Stage], chosen: Stage | None) -> str:
     )
 
 
-def with_device_seconds(trial: Trial, steps_of_ranks: Sequence[tuple[Two, Two]]) -> Trial:
+def with_device_seconds(trial: fit.Trial, steps_of_ranks: Sequence[tuple[Two, Two]]) -> fit.Trial:
     """*trial* with the seconds of its slowest virtual device, for a host that takes its time."""
     if not steps_of_ranks:
         return replace(trial, seconds=None, seconds_error=None, exposed_seconds=None)

@@ -10,15 +10,9 @@ from zeromon.base.units import printable_values
 from zeromon.fold.checkpoint import Checkpoint, checkpoint_of_state, restore_totals
 from zeromon.fold.fold import fold_records
 from zeromon.fold.state import RankState
+from zeromon.probes import process
 from zeromon.probes.cpu_pressure import PressureReader
 from zeromon.probes.host import DiskReader, HostReader
-from zeromon.probes.process import (
-    ExtensionLockReader,
-    ProcessWatch,
-    WorkersReader,
-    describe_wait_status,
-    main_thread_halt,
-)
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.ring.codes import ExitKind
 from zeromon.ring.events import Raw
@@ -56,7 +50,7 @@ class RankFollower:
         if earlier is not None and earlier.born_ns == header.mono_ns:
             self._earlier, self.reader.known = earlier, earlier.records
         self.state = RankState(rank=header.rank, pid=header.pid)
-        self.process = ProcessWatch(header.pid, header.mono_ns)
+        self.process = process.ProcessWatch(header.pid, header.mono_ns)
         self.alive = True
         self.settled = False
         """True if the process is dead and nothing more about its end can become known."""
@@ -72,9 +66,9 @@ class RankFollower:
         self._disk: Disk | None = None
         self._pressure_reader = PressureReader(header.pid)
         self._pressure: Pressure | None = None
-        self._workers_reader = WorkersReader(header.pid)
+        self._workers_reader = process.WorkersReader(header.pid)
         self._workers: WorkerMemory | None = None
-        self._lock_reader = ExtensionLockReader()
+        self._lock_reader = process.ExtensionLockReader()
         self._lock: ExtensionLock | None = None
         self._host: HostMemory | None = None
         self._host_is_final = False
@@ -163,13 +157,13 @@ class RankFollower:
         if self.alive:
             return (DETACHED, False) if self.was_detached else ("", False)
         if self.was_detached:
-            exit_text = "ended" if status is None else describe_wait_status(status)
+            exit_text = "ended" if status is None else process.describe_wait_status(status)
             by = "killed by " * exit_text.lower().startswith("sig")
             return f"{DETACHED}, then {by}{exit_text}", exit_text not in ("ended", "finished")
         if last_event is not None and last_event.how == ExitKind.EXCEPTION:
             return "exception", True
         if status is not None:
-            status_text = describe_wait_status(status)
+            status_text = process.describe_wait_status(status)
             return status_text, status_text != "finished"
         if last_event is not None:
             return "ended", False  # the kernel does not report the exit status
@@ -180,7 +174,7 @@ class RankFollower:
         if self.state.exit is not None:
             return Halt.NONE
         if self.alive:
-            self._halt, last_ns = main_thread_halt(self.state.pid), self.state.last_event_ns
+            self._halt, last_ns = process.main_thread_halt(self.state.pid), self.state.last_event_ns
             if self._halt is Halt.NONE and last_ns and now_ns - last_ns > _UNRESPONSIVE_NS:
                 self._halt = Halt.UNRESPONSIVE
         return self._halt

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from zeromon.base.errors import RingError
 from zeromon.base.units import printable, printable_values
-from zeromon.collector import attempts, trace_capture
+from zeromon.collector import attempts, requests
 from zeromon.collector.attempts import Launched
 from zeromon.collector.cluster import Leader
 from zeromon.collector.cluster_client import NOTE, RunCluster
@@ -679,7 +679,7 @@ def _uses_nccl(rank: RankSnapshot) -> bool:
 TOTALS, _HISTORY_END = "totals.msgpack", "history.json"
 _RUN_FILES = (
     "rank*.ring", "rank*.loading", "run.json", paths.RUN_NAME, "nodes.json", NOTE, "meets",
-    process.TASKS, REVISION, TOTALS, trial_words.REQUEST, trial_words.WORDS, trace_capture.REQUEST,
+    process.TASKS, REVISION, TOTALS, trial_words.REQUEST, trial_words.WORDS, requests.REQUEST,
     paths.NOTIFY, TOLD, _HISTORY_END, TOKEN, f"{paths.TRACK}*",
 )  # fmt: skip
 """The files of zeromon in a run's folder."""

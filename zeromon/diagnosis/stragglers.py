@@ -16,17 +16,9 @@ from zeromon.base.units import human_ratio
 from zeromon.diagnosis.arrivals import ArrivalSkew, ByRank, StepSkew
 from zeromon.diagnosis.rule import cpu_lack
 from zeromon.readout.breakdown import own_seconds
-from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot, levels
 from zeromon.snapshot.communication import GroupProgress, Straggler
 from zeromon.snapshot.intervals import union_length
-from zeromon.snapshot.levels import (
-    LATE,
-    LATE_STEPS,
-    MIN_EXPLAINED_SHARE,
-    UNSTEADY_SECONDS,
-    WINDOW_SECONDS,
-    WINDOW_STEPS,
-)
 
 _WARM_UP = 3
 _SETTLING = 5
@@ -56,14 +48,14 @@ def find_stragglers(
         return ()
     for every in (1, 2):  # optimizers that take turns: a rank is late in every other step only
         turns = _merge_turns(steps, every)
-        if len(turns) < WINDOW_STEPS:
+        if len(turns) < levels.WINDOW_STEPS:
             return ()
         straggler = _find_late_rank_or_node(
             by_rank, turns, every * step_seconds, node_of, every * error_seconds
         )
         if straggler is not None:
             is_early = straggler.since_step < _WARM_UP + 1 + _SETTLING
-            if is_early and not _spans_seconds(turns, WINDOW_SECONDS):
+            if is_early and not _spans_seconds(turns, levels.WINDOW_SECONDS):
                 return ()
             previous = [
                 s
@@ -102,7 +94,7 @@ def _find_late_rank_or_node(
     error_seconds: float,
 ) -> Straggler | None:
     """The late rank or node of *steps*; None where none is late enough, or without a reason."""
-    limit = max(LATE.warning * step_seconds, 2 * error_seconds)
+    limit = max(levels.LATE.warning * step_seconds, 2 * error_seconds)
     straggler = _measure_lateness(steps, lambda s: s.late, lambda rank: rank, step_seconds, limit)
     if straggler is not None:
         # Of a rank on another node only arrivals are known
@@ -110,7 +102,7 @@ def _find_late_rank_or_node(
         if mine is None:
             return replace(straggler, node=node_of(rank))
         peers = [r for r in by_rank.values() if r.rank != rank]
-        min_share = MIN_EXPLAINED_SHARE * straggler.share
+        min_share = levels.MIN_EXPLAINED_SHARE * straggler.share
         phases, longer = longer_phases(mine, peers, min_share * (mine.steps.median_seconds or 0.0))
         lacks = lack_of_cpus(mine, peers, min_share)
         reason = lacks or hardware_cause(mine, peers)
@@ -128,11 +120,11 @@ def _spans_seconds(steps: _Steps, seconds: float) -> bool:
     return bool(steps) and steps[-1][1].last_ns - steps[0][1].last_ns >= seconds * 1e9
 
 
-def _last_steps(steps: _Steps, seconds: float = WINDOW_SECONDS) -> _Steps:
+def _last_steps(steps: _Steps, seconds: float = levels.WINDOW_SECONDS) -> _Steps:
     """The steps of the last *seconds*, and at least :data:`~zeromon.snapshot.levels.WINDOW_STEPS`."""
     begin_ns = steps[-1][1].last_ns - seconds * 1e9
     count = sum(s.last_ns >= begin_ns for _, s in steps)
-    return steps[-max(count, WINDOW_STEPS) :]
+    return steps[-max(count, levels.WINDOW_STEPS) :]
 
 
 def _most_often_late(
@@ -149,7 +141,7 @@ def _most_often_late(
     names = [name(rank) if rank >= 0 else None for rank in latest_ranks]
     common = max(set(names), key=names.count)
     # "" is an unknown node: ranks of several such nodes would count as one
-    if common in (None, "") or names.count(common) < LATE_STEPS * len(steps):
+    if common in (None, "") or names.count(common) < levels.LATE_STEPS * len(steps):
         return -1, 0.0
     rank = latest_ranks[names.index(common)]
     late = statistics.median(_late_ns(late_of(s), lambda r: name(r) == common) for _, s in steps)
@@ -182,9 +174,9 @@ def _measure_lateness(
 
 def _stays_late(steps: _Steps, rank: int, step_seconds: float) -> bool:
     """Returns True if *rank* is late in most steps of :data:`.UNSTEADY_SECONDS`."""
-    if not _spans_seconds(steps, UNSTEADY_SECONDS):
+    if not _spans_seconds(steps, levels.UNSTEADY_SECONDS):
         return False
-    recent = _last_steps(steps, UNSTEADY_SECONDS)
+    recent = _last_steps(steps, levels.UNSTEADY_SECONDS)
     return _most_often_late(recent, lambda s: s.late, lambda r: r, step_seconds)[0] == rank
 
 

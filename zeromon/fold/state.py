@@ -11,16 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from zeromon.fold.collective_stats import CollectiveStats, Key, OpTotals
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
-from zeromon.ring import codes, events
-from zeromon.ring.strategy import (
-    MODEL_PARALLEL,
-    ONE_PROCESS,
-    DimensionMetadata,
-    Strategy,
-    dim_by_name,
-    dim_name_of,
-    parse_dimension_metadata,
-)
+from zeromon.ring import codes, events, strategy
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.communication import Act, Dimension
 from zeromon.snapshot.intervals import common_set, set_length, union_set
@@ -546,12 +537,12 @@ class RankState:
                 self.unit_groups[op, unit] = group
         return row
 
-    def _sent_dimensions(self) -> list[DimensionMetadata]:
-        return parse_dimension_metadata(self.meta.get("dimensions"))
+    def _sent_dimensions(self) -> list[strategy.DimensionMetadata]:
+        return strategy.parse_dimension_metadata(self.meta.get("dimensions"))
 
     def dimension_names(self) -> dict[int, str]:
         """Group -> the name of its dimension: as the agent found it, else by the label of the group."""
-        named = {number: dim_name_of(self.group_label(number)) for number in self.groups}
+        named = {number: strategy.dim_name_of(self.group_label(number)) for number in self.groups}
         for sent in self._sent_dimensions():
             named |= dict.fromkeys(sent["groups"], sent["name"])
         return named
@@ -574,21 +565,23 @@ class RankState:
             )
         return tuple(by_name.values())
 
-    def strategy_label(self, fields: Strategy) -> str:
+    def strategy_label(self, fields: strategy.Strategy) -> str:
         """The label of strategy *fields*; the agent's own where this version does not know it."""
-        unwrapped = ONE_PROCESS if self.meta.get("world_size") == 1 else fields.label
-        return fields.label if fields != Strategy() else str(self.meta.get("strategy", unwrapped))
+        unwrapped = strategy.ONE_PROCESS if self.meta.get("world_size") == 1 else fields.label
+        return (
+            fields.label if fields != strategy.Strategy() else str(self.meta.get("strategy", unwrapped))
+        )
 
     @property
     def on_virtual_device(self) -> bool:
         """True in a preflight: what this host's cores make of times says nothing of the run."""
         return str(self.meta.get("device_name", "")).endswith(VIRTUAL)
 
-    def rank_strategy(self, dims: Iterable[Dimension]) -> Strategy:
+    def rank_strategy(self, dims: Iterable[Dimension]) -> strategy.Strategy:
         """The strategy that the agent sent, with those of the rank's *dims* that split the model."""
-        used = {dim_by_name(dim.name) for dim in dims if dim.used and dim.size > 1}
-        split_dims = tuple(dim for dim in MODEL_PARALLEL if dim in used)
-        return replace(Strategy.read(self.meta), parts=split_dims)
+        used = {strategy.dim_by_name(dim.name) for dim in dims if dim.used and dim.size > 1}
+        split_dims = tuple(dim for dim in strategy.MODEL_PARALLEL if dim in used)
+        return replace(strategy.Strategy.read(self.meta), parts=split_dims)
 
 
 def _is_valid_count(fact: object) -> bool:

@@ -7,27 +7,11 @@ from typing import Any, TypeVar
 
 from zeromon.base.errors import PlanError
 from zeromon.base.units import human_bytes, human_seconds
-from zeromon.memory import predict
+from zeromon.memory import predict, reconcile, speeds
 from zeromon.memory.models import equal_ranks, largest_part, model_of, ranks_of_dim, whole_numel
-from zeromon.memory.reconcile import (
-    micro_batch_of_rank,
-    read_model_facts,
-    sizes_in_layers,
-    unattributed_memory,
-    with_micro_steps,
-)
 from zeromon.memory.seconds import StepTime, forward_pass_flops, step_time
 from zeromon.memory.sent import SentBytes, paper_step_bytes, sent_step_bytes
 from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Transformer, Unit, ZeroStage
-from zeromon.memory.speeds import (
-    DEVICES,
-    Machine,
-    RunSpeeds,
-    find_named_device,
-    measured_of,
-    speeds_of_machine,
-    speeds_of_run,
-)
 from zeromon.ring.strategy import Dim
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 
@@ -102,9 +86,9 @@ class Setup:
     """Reference and reward models beside the trained one."""
     generated_tokens: int = 0
     """Tokens of all sequences that a rank generates at once."""
-    machine: Machine = field(default_factory=Machine)
+    machine: speeds.Machine = field(default_factory=speeds.Machine)
     """Speeds of devices and links."""
-    measured: RunSpeeds | None = None
+    measured: speeds.RunSpeeds | None = None
     """Speeds that a run has measured; replace those of *machine*."""
 
     @property
@@ -186,14 +170,14 @@ def of_run(run: RunSnapshot) -> Setup:
     """Returns the setup of *run*, activations as measured; raises :class:`PlanError` without a model."""
     rank = largest_part(run)
     metadata = model_of(rank) if rank is not None else None
-    described = read_model_facts(metadata) if metadata is not None else None
+    described = reconcile.read_model_facts(metadata) if metadata is not None else None
     if rank is None or metadata is None or described is None:
         raise PlanError(
             f"{run.run} reported no model metadata",
             hint="The metadata comes with the first optimizer step under FSDP, DDP or DeepSpeed.",
         )
-    ran = with_micro_steps(rank, described.plan)
-    sizes, notes = sizes_in_layers(described.sizes, ran, metadata.get("blocks", []), rank), []
+    ran = reconcile.with_micro_steps(rank, described.plan)
+    sizes, notes = reconcile.sizes_in_layers(described.sizes, ran, metadata.get("blocks", []), rank), []
     if len(rank.config.models) > 1 and rank.communication.pipeline is None:
         notes.append(f"the first of {len(rank.config.models)} models of the run")
     if not described.optimizer_known:
@@ -213,7 +197,7 @@ def of_run(run: RunSnapshot) -> Setup:
         notes=tuple(notes),
     )
     activation_bytes = _measured_activations(rank, predict.memory_of(sizes, ran))
-    size = micro_batch_of_rank(rank) or 1
+    size = reconcile.micro_batch_of_rank(rank) or 1
     capacity = rank.memory.device.capacity_bytes if rank.memory.device is not None else -1
     return Setup(
         model=model,
@@ -230,7 +214,7 @@ def of_run(run: RunSnapshot) -> Setup:
         whole_numel=numel,
         tensor=ranks_of_dim(rank, Dim.TP),
         pipeline=ranks_of_dim(rank, Dim.PP),
-        measured=measured_of(run.run, equal_ranks(run, rank), sizes, ran, max(1, len(run.nodes))),
+        measured=speeds.measured_of(run.run, equal_ranks(run, rank), sizes, ran, max(1, len(run.nodes))),
     )
 
 
@@ -239,7 +223,7 @@ def _measured_activations(rank: RankSnapshot, memory: predict.MemoryBreakdown) -
 
     Its roles are those of the step: gradients that activations never meet are no part of the peak.
     """
-    rows = [row for row in unattributed_memory(rank) if row.kind == "activation_temp"]
+    rows = [row for row in reconcile.unattributed_memory(rank) if row.kind == "activation_temp"]
     met = [
         row.device_bytes
         for row in rank.memory.roles
@@ -325,8 +309,10 @@ def _predict_step_time(setup: Setup, sizes: Sizes, plan: ShardPlan) -> StepTime 
     if setup.tensor * setup.pipeline > 1:
         return "the time that tensor and pipeline parallelism send"
     if setup.measured is not None:
-        return step_time(sizes, plan, speeds_of_run(setup.measured, setup.machine, plan))
-    return step_time(sizes, plan, speeds_of_machine(setup.machine, setup.model, setup.batch, plan))
+        return step_time(sizes, plan, speeds.speeds_of_run(setup.measured, setup.machine, plan))
+    return step_time(
+        sizes, plan, speeds.speeds_of_machine(setup.machine, setup.model, setup.batch, plan)
+    )
 
 
 def _fitting_sequences(setup: Setup, plan: ShardPlan) -> int | None:
@@ -419,7 +405,7 @@ def parse_size(size: str) -> int:
 
     A plain number is in GiB up to :data:`GIB_AT_MOST`, a larger one in bytes.
     """
-    if device := find_named_device(size):
+    if device := speeds.find_named_device(size):
         return device.nbytes
     key = size.strip().lower()
     units = {
@@ -439,7 +425,7 @@ def parse_size(size: str) -> int:
         return round(nbytes)
     raise PlanError(
         f"{size!r} is neither a known GPU nor a memory size",
-        hint=f"Like 80GiB, or one of {', '.join(sorted(DEVICES))}.",
+        hint=f"Like 80GiB, or one of {', '.join(sorted(speeds.DEVICES))}.",
     )
 
 

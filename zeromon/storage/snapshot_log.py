@@ -28,15 +28,7 @@ from zeromon.ring import paths, slices
 from zeromon.ring.files import replacing_file
 from zeromon.snapshot import Finding, RunSnapshot, Severity
 from zeromon.snapshot.step import RECENT_STEPS, Lanes
-from zeromon.storage.run_store import (
-    DEPTH,
-    WHOLE_RUN,
-    StepQuery,
-    Store,
-    decode_snapshot,
-    encode_snapshot,
-    open_run_folder,
-)
+from zeromon.storage import run_store
 from zeromon.storage.step_history.queries import last_steps_before, series_of_steps
 from zeromon.storage.step_history.rows import Row, Series, row_of, step_of
 from zeromon.storage.step_history.writer import Writer as StepWriter
@@ -108,7 +100,7 @@ class Writer:
     def append(self, run: RunSnapshot) -> None:
         """Appends *run*. One that is not newer than the last gets a time right behind it."""
         time_ms = max(round(run.taken_wall * 1000), self._last_ms + 1)
-        payload = zlib.compress(encode_snapshot(without_recent_steps(run)), 6)
+        payload = zlib.compress(run_store.encode_snapshot(without_recent_steps(run)), 6)
         crc = zlib.crc32(_MOMENT.pack(time_ms) + payload)
         blob = _HEAD.pack(len(payload), crc, time_ms) + payload
         with os_errors_as(HistoryError, f"write {self.folder}"):
@@ -256,7 +248,7 @@ def read_logged(entry: LoggedSnapshot) -> RunSnapshot | None:
             return None
         # Bounded: a record from elsewhere may unpack to more than the memory
         unpacked = zlib.decompressobj().decompress(payload, _MAX_BYTES)
-        return replace(decode_snapshot(unpacked), taken_wall=time_ms / 1000)
+        return replace(run_store.decode_snapshot(unpacked), taken_wall=time_ms / 1000)
     except (OSError, struct.error, zlib.error, ZeromonError):
         return None
 
@@ -289,7 +281,7 @@ class Record:
         self._steps: StepWriter | None = None
         self._moments: Writer | None = None
         try:
-            self._fd = paths.open_private_folder(folder, DEPTH)
+            self._fd = paths.open_private_folder(folder, run_store.DEPTH)
             self._folder = paths.path_by_descriptor(self._fd)
             self._steps = StepWriter(self._folder / _HISTORY)
             self._moments = Writer(self._folder / _MOMENTS)
@@ -359,12 +351,12 @@ class Record:
                 file.write(b"".join(_LINES.encode(finding) + b"\n" for finding in changed))
 
 
-def replace_record(store: Store, run: RunSnapshot) -> None:
+def replace_record(store: run_store.Store, run: RunSnapshot) -> None:
     """Replaces the record of the ended *run* by what *run* says; its rings stay.
 
     Raises :class:`OSError`, and :class:`~zeromon.base.errors.RingError` for a record of another user.
     """
-    with open_run_folder(store.folder(run.run)) as folder:
+    with run_store.open_run_folder(store.folder(run.run)) as folder:
         for name in (_HISTORY, _MOMENTS):
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / _FINDINGS).unlink(missing_ok=True)
@@ -438,7 +430,7 @@ class Past:
         ]
         return replace(snapshot, run=self._folder.name, ranks=tuple(ranks))
 
-    def series(self, query: StepQuery = WHOLE_RUN) -> Series:
+    def series(self, query: run_store.StepQuery = run_store.WHOLE_RUN) -> Series:
         """The steps that *query* selects: ``series_of_steps`` of step_history."""
         return series_of_steps(self._folder / _HISTORY, query)
 

@@ -10,14 +10,7 @@ from dataclasses import replace
 
 from zeromon.base.units import human_bytes, human_rate, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, as_number, rule, setting_of
-from zeromon.diagnosis.rules.common import (
-    Gain,
-    PhaseTime,
-    next_stage,
-    phase_time,
-    raised_settings,
-    room_bytes,
-)
+from zeromon.diagnosis.rules import common
 from zeromon.memory.forecast import host_capacity_bytes
 from zeromon.memory.reconcile import host_model_bytes
 from zeromon.ring.codes import Phase
@@ -117,13 +110,13 @@ def _path_rate(run: RunSnapshot, path: str) -> float:
 
 _UNKNOWN_DISK = 0.7
 """At most, where nothing is known of what the disk could do."""
-_IDLE_DISK = Gain(0.2, 1.0)
+_IDLE_DISK = common.Gain(0.2, 1.0)
 """Shares of the time in which the disk has nothing to do."""
 _SHALLOW_DISK = 0.5
 """At most, where the disk is busy with few requests at once."""
-_OFF_THE_DISK = Gain(0.1, 1.0)
+_OFF_THE_DISK = common.Gain(0.1, 1.0)
 """State that moves to the host's memory still has to be copied."""
-_NOT_COPIED = Gain(0.4, 1.2)
+_NOT_COPIED = common.Gain(0.4, 1.2)
 """Copies within the host also take bandwidth from the rest of the step."""
 
 
@@ -141,7 +134,7 @@ def _disk_remedy(run: RunSnapshot, rank: RankSnapshot, transfer: TransferRow, wa
         return _more_requests(
             rank,
             "the disk gets too few requests at once, or can do no more",
-            Gain(0.0, _UNKNOWN_DISK),
+            common.Gain(0.0, _UNKNOWN_DISK),
             waits,
         )
     used = achieved / disk.busy_bytes_per_second
@@ -151,7 +144,7 @@ def _disk_remedy(run: RunSnapshot, rank: RankSnapshot, transfer: TransferRow, wa
     at_once = f"{disk.requests_at_once or 0.0:.1f} requests at once"
     if (disk.requests_at_once or 0.0) < _SHALLOW:
         cause = f"the disk is busy, and has only {at_once}"
-        return _more_requests(rank, cause, Gain(0.0, _SHALLOW_DISK), waits)
+        return _more_requests(rank, cause, common.Gain(0.0, _SHALLOW_DISK), waits)
     return _fewer_bytes(run, rank, f"the disk is busy all of that time, with {at_once}", waits)
 
 
@@ -163,9 +156,9 @@ _AIO: tuple[tuple[str, str, str], ...] = (
 """Name, DeepSpeed's default, and a value that gives the disk more requests at once."""
 
 
-def _more_requests(rank: RankSnapshot, cause: str, gain: Gain, waits: float) -> Remedy:
+def _more_requests(rank: RankSnapshot, cause: str, gain: common.Gain, waits: float) -> Remedy:
     """Settings that give the disk more requests at once; *gain*: shares of the time *waits*."""
-    old, new = raised_settings(rank, _AIO)
+    old, new = common.raised_settings(rank, _AIO)
     diff = f'- "aio": {{{old}}}\n+ "aio": {{{new}}}' + _pipeline_lines(rank)
     return Remedy(
         cause=cause,
@@ -374,7 +367,7 @@ def _off_the_host(rank: RankSnapshot) -> Remedy | None:
             effect="shards, gradients and optimizer state leave the host",
             price="as much of the devices; more of them divide it",
         )
-    step = next_stage(strategy)
+    step = common.next_stage(strategy)
     if step is None or rank.world_size < 2:
         return None
     effect = f"each of {rank.world_size} ranks keeps a part of what every rank keeps now"
@@ -389,9 +382,9 @@ _HOST_OPTIMIZER = Level(0.20, 0.40)
 _UPDATES = "the CPU updates the offloaded optimizer state"
 _MOVED = 0.3
 """The part of the state that ``"ratio": 0.7`` leaves on the device."""
-_PART_ON_DEVICE = Gain(0.15, 0.35)
+_PART_ON_DEVICE = common.Gain(0.15, 0.35)
 """Shares of the optimizer's time with that part on the device. An estimate, not measured."""
-_ALL_ON_DEVICE = Gain(0.7, 1.0)
+_ALL_ON_DEVICE = common.Gain(0.7, 1.0)
 """Shares with all of it there. An estimate, not measured: a device updates in a few milliseconds."""
 _MARGIN = 1.2
 """How many times the state must fit into the headroom of the device."""
@@ -437,24 +430,24 @@ def _part_on_device(seconds: float, state_bytes: int) -> Remedy:
     )
 
 
-def _host_optimizer(run: RunSnapshot) -> tuple[RankSnapshot | None, PhaseTime, int]:
+def _host_optimizer(run: RunSnapshot) -> tuple[RankSnapshot | None, common.PhaseTime, int]:
     """The worst rank, the time of its optimizer on the host, and the bytes of its state there.
 
     The rank is None where that takes a small share of the step.
     """
     rank = worst_rank(run)
     if rank is None:
-        return None, PhaseTime(0.0, 0.0), 0
-    took = phase_time(rank, Phase.CPU_OPTIMIZER)
+        return None, common.PhaseTime(0.0, 0.0), 0
+    took = common.phase_time(rank, Phase.CPU_OPTIMIZER)
     nbytes = sum(row.host_bytes for row in rank.memory.roles if row.role in _OPTIMIZER_ROLES)
     return (rank if took.share >= _HOST_OPTIMIZER.warning else None, took, nbytes)
 
 
 def _fits_on_device(run: RunSnapshot, rank: RankSnapshot, state_bytes: int) -> bool:
-    return rank.memory.device is not None and room_bytes(run, rank) > _MARGIN * state_bytes > 0
+    return rank.memory.device is not None and common.room_bytes(run, rank) > _MARGIN * state_bytes > 0
 
 
-def _off_the_cpu(diff: str, gain: Gain, seconds: float, nbytes: float) -> Remedy:
+def _off_the_cpu(diff: str, gain: common.Gain, seconds: float, nbytes: float) -> Remedy:
     price = f"{human_bytes(nbytes)} on the device"
     return Remedy(
         _UPDATES, ConfigFormat.DEEPSPEED, diff, **gain.seconds(seconds), price=price, takes=Pool.DEVICE
