@@ -47,7 +47,7 @@ RUN = "live"
 
 def collect() -> int:
     """A collector with a small store."""
-    from zeromon.collector.daemon import main
+    from zeromon.collector.collector_process import main
 
     for writer, limits in LIMITS:
         writer.__init__.__kwdefaults__.update(limits)  # type: ignore[misc]

@@ -15,7 +15,7 @@ import yaml
 from support import ROOT, wait_for
 
 from zeromon.cli import build_parser
-from zeromon.collector.daemon import DEFAULT_PORT
+from zeromon.collector.collector_process import DEFAULT_PORT
 
 FOLDER = ROOT / "examples" / "kubernetes"
 

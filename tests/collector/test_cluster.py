@@ -47,7 +47,8 @@ from zeromon.collector.cluster_client import (
     read_node_infos,
     reply_signature,
 )
-from zeromon.collector.daemon import Collector, TargetFile
+from zeromon.collector.collector_process import TargetFile
+from zeromon.collector.daemon import Collector
 from zeromon.collector.http import start_http_server, target_groups
 from zeromon.diagnosis.arrivals import (
     ArrivalSkew,

@@ -14,8 +14,8 @@ import pytest
 from builders import rank, run
 
 from zeromon.base.errors import HistoryError
-from zeromon.collector import run as collector_run
-from zeromon.collector.daemon import Collector, serve_runs
+from zeromon.collector import collector_process, run as collector_run
+from zeromon.collector.daemon import Collector
 from zeromon.collector.rank import RankFollower
 from zeromon.collector.run import RETRY_NS, RunFollower
 from zeromon.fold.checkpoint import Checkpoint
@@ -399,7 +399,7 @@ def test_only_one_collector_holds_the_lock(tmp_path: Path) -> None:
     """The second one goes away at once, successfully."""
     held = try_lock_file(tmp_path / paths.LOCK)
     assert held is not None
-    assert serve_runs(tmp_path, "127.0.0.1", 0, "", strict_port=False) == 0
+    assert collector_process.serve_runs(tmp_path, "127.0.0.1", 0, "", strict_port=False) == 0
     os.close(held)
 
 

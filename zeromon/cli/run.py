@@ -154,7 +154,7 @@ def _check_trackers(names: list[str]) -> None:
 
 _IN_BACKGROUND = """
 import os, pathlib, sys
-from zeromon.collector.daemon import go_to_background
+from zeromon.collector.collector_process import go_to_background
 go_to_background()
 os.nice(10)
 from zeromon.cli.attach_track import track_in_background

@@ -2,6 +2,6 @@
 
 import sys
 
-from zeromon.collector.daemon import main
+from zeromon.collector.collector_process import main
 
 sys.exit(main())
