@@ -14,7 +14,8 @@ from builders import MS, device_memory, noisy, rank, received, run, series, summ
 from command_line import zeromon_here
 
 from zeromon.cli.compare import as_text, read_figures
-from zeromon.comparison.comparison import Comparison, compare, figures_of
+from zeromon.comparison.comparison import Comparison, compare
+from zeromon.comparison.run_figures import figures_of
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.host import Pressure
 from zeromon.storage.run_store import Store, encode_snapshot

@@ -13,20 +13,9 @@ from builders import device_memory, noisy, rank, received, run, series, summary
 from hypothesis import example, given, settings, strategies as st
 
 from zeromon.base.errors import CompareError
-from zeromon.comparison.comparison import (
-    METRIC,
-    METRICS,
-    Advice,
-    Column,
-    Comparison,
-    Figure,
-    RunFigures,
-    compare,
-    figures_of,
-    recommend_column,
-    row_of,
-)
+from zeromon.comparison.comparison import Advice, Column, Comparison, compare, recommend_column, row_of
 from zeromon.comparison.environment import Machine
+from zeromon.comparison.run_figures import METRIC, METRICS, Figure, RunFigures, figures_of
 from zeromon.comparison.text import (
     format_cell,
     format_change,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import MS, collective, folded, run, series, span, state, step
 
-from zeromon.comparison.comparison import METRIC, figures_of
+from zeromon.comparison.run_figures import METRIC, figures_of
 from zeromon.diagnosis.engine import advise
 from zeromon.export.prometheus.metrics import Writer
 from zeromon.export.trackers import step_scalars

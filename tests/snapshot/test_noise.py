@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from zeromon.comparison.comparison import METRIC, SPEED
+from zeromon.comparison.run_figures import METRIC, SPEED
 from zeromon.snapshot.noise import (
     MIN_STEPS,
     Estimate,

@@ -29,15 +29,8 @@ from zeromon.cli.parser import add_flag, add_list
 from zeromon.cli.report import recent_step_frame, snapshot_of
 from zeromon.cli.terminal import is_coloured, show_json, show_working
 from zeromon.comparison import text
-from zeromon.comparison.comparison import (
-    Column,
-    Comparison,
-    Row,
-    RunFigures,
-    compare,
-    figures_of,
-    letter,
-)
+from zeromon.comparison.comparison import Column, Comparison, Row, compare, letter
+from zeromon.comparison.run_figures import RunFigures, figures_of
 from zeromon.comparison.text import NAMES, Verdict, judge_limits, parse_limit
 from zeromon.readout.tables import aligned_table
 from zeromon.snapshot import RunSnapshot

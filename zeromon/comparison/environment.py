@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zeromon.base.units import human_ratio
-from zeromon.comparison.comparison import Metric, RunFigures
+from zeromon.comparison.run_figures import Metric, RunFigures
 from zeromon.readout.text import CHANGED, commit_text
 from zeromon.snapshot import RunSnapshot
 

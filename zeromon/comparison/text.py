@@ -15,17 +15,9 @@ from zeromon.base.units import (
     human_seconds,
     printable,
 )
-from zeromon.comparison.comparison import (
-    METRIC,
-    METRICS,
-    PEAK_MEMORY,
-    Cell,
-    Column,
-    Comparison,
-    Row,
-    letter,
-)
+from zeromon.comparison.comparison import Cell, Column, Comparison, Row, letter
 from zeromon.comparison.environment import REPEATS, Difference
+from zeromon.comparison.run_figures import METRIC, METRICS, PEAK_MEMORY
 from zeromon.snapshot.noise import Estimate, half_width
 
 _TIMES_AS_MUCH = 9.995

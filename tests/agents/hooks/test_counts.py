@@ -14,7 +14,7 @@ from flight import AS_GLOO_SAYS, by_gloo_op, flight_counts, unattributed
 from support import ENDED_WELL, ROOT, Node, Result, train_command
 from trace_format import checked
 
-from zeromon.comparison.comparison import METRIC, figures_of
+from zeromon.comparison.run_figures import METRIC, figures_of
 from zeromon.export import chrome_trace
 from zeromon.export.files import Export, Progress
 from zeromon.readout.throughput import flops_per_token, mfu_of_run, samples_per_step, tokens_per_step
