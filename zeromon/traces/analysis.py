@@ -26,6 +26,7 @@ from zeromon.snapshot.communication import busbw, overlap_ratio
 from zeromon.snapshot.intervals import Interval, common_set, set_length, subtract_set, union_set
 from zeromon.traces.critical import CriticalPath
 from zeromon.traces.events import (
+    GAP_NS,
     STEP_MARK,
     UNIT_MARK,
     Call,
@@ -55,8 +56,6 @@ from zeromon.traces.events import (
 # that of the DataLoader, the outermost operator, or a call of the runtime that blocks.
 # The queue of a stream (``get_queue_length_time_series``) is what the host has launched and the
 # device has not begun. HTA's mean weights each change alike; the mean here is over time.
-
-GAP_NS = 30_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
