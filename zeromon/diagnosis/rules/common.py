@@ -1,7 +1,11 @@
 """Values that several rules read from a run in the same way. Pure."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, NamedTuple, TypedDict
+
+import msgspec
 
 from zeromon.base.units import human_ratio, human_seconds
 from zeromon.diagnosis.rule import as_number, setting_of
@@ -161,9 +165,14 @@ def far_gathers(rank: RankSnapshot) -> FarGathers | None:
 # ---- which stage shards more than that of a strategy --------------------------------------------
 
 
-class NextStage(NamedTuple):
-    """A stage that shards more than another."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextStage:
+    """A stage that shards more than *stage* of *framework*."""
 
+    framework: Framework
+    stage: int
+    hybrid: bool = False
+    """Of groups that have a copy each, under FSDP1."""
     roles: tuple[str, ...]
     """The memory roles that it divides among the ranks, or moves."""
     form: ConfigFormat
@@ -173,6 +182,15 @@ class NextStage(NamedTuple):
     """It moves the roles from the device to the host: all ranks share them already."""
 
 
+_NEXT_STAGE = {
+    (row.framework, row.stage, row.hybrid): row
+    for row in msgspec.json.decode(
+        files(__package__).joinpath("stages.json").read_bytes(), type=list[NextStage]
+    )
+}
+"""The cost of each stage is in Rajbhandari et al. 2020 (arXiv 1910.02054), section 7."""
+
+
 def next_stage(strategy: Strategy) -> NextStage | None:
     """The stage that shards more; None where there is none, or where all that it moves is offloaded."""
     if strategy.is_deepspeed and strategy.stage == 3 and strategy.offload:
@@ -180,69 +198,8 @@ def next_stage(strategy: Strategy) -> NextStage | None:
     # DeepSpeed refuses stages 2 and 3 under a pipeline
     if strategy.is_deepspeed and strategy.stage in (1, 2) and Dim.PP in strategy.parts:
         return None
-    if strategy.framework is Framework.FSDP1 and strategy.stage == 2 and strategy.hybrid:
-        return _HYBRID_ZERO2
-    return _NEXT_STAGE.get((strategy.framework, strategy.stage))
-
-
-_OPTIMIZER = ("optimizer_state", "master_param")
-_NO_MORE = "no more communication than before"
-_HALF_AGAIN = "half as much communication again"
-_AGAIN_IN_BACKWARD = "parameters are gathered a second time, in backward"
-
-_NEXT_STAGE: dict[tuple[Framework, int], NextStage] = {
-    (Framework.DDP, 0): NextStage(
-        (*_OPTIMIZER, "unsharded_grad", "unsharded_param"), ConfigFormat.FSDP2,
-        "- DistributedDataParallel(model)\n+ for layer in model.layers:\n+     fully_shard(layer)\n"
-        "+ fully_shard(model)", _HALF_AGAIN,
-    ),
-    (Framework.ZERO_REDUNDANCY, 1): NextStage(
-        ("unsharded_grad", "unsharded_param"), ConfigFormat.FSDP2,
-        "- ZeroRedundancyOptimizer(...), DistributedDataParallel(model)\n+ fully_shard(model)",
-        _HALF_AGAIN,
-    ),
-    (Framework.FSDP1, 0): NextStage(
-        (*_OPTIMIZER, "unsharded_grad", "unsharded_param"), ConfigFormat.FSDP1,
-        "- sharding_strategy=ShardingStrategy.NO_SHARD\n+ sharding_strategy=ShardingStrategy.FULL_SHARD",
-        _HALF_AGAIN,
-    ),
-    (Framework.FSDP1, 2): NextStage(
-        ("unsharded_param",), ConfigFormat.FSDP1,
-        "- sharding_strategy=ShardingStrategy.SHARD_GRAD_OP\n"
-        "+ sharding_strategy=ShardingStrategy.FULL_SHARD",
-        _AGAIN_IN_BACKWARD,
-    ),
-    (Framework.FSDP2, 2): NextStage(
-        ("unsharded_param",), ConfigFormat.FSDP2,
-        "- fully_shard(layer, reshard_after_forward=False)\n+ fully_shard(layer)",
-        _AGAIN_IN_BACKWARD,
-    ),
-    (Framework.DEEPSPEED, 0): NextStage(
-        _OPTIMIZER, ConfigFormat.DEEPSPEED, '- "stage": 0\n+ "stage": 1', _NO_MORE
-    ),
-    (Framework.DEEPSPEED, 1): NextStage(
-        ("unsharded_grad", "reduce_scatter"), ConfigFormat.DEEPSPEED,
-        '- "stage": 1\n+ "stage": 2', _NO_MORE,
-    ),
-    (Framework.DEEPSPEED, 2): NextStage(
-        ("unsharded_param",), ConfigFormat.DEEPSPEED, '- "stage": 2\n+ "stage": 3', _HALF_AGAIN
-    ),
-    (Framework.DEEPSPEED, 3): NextStage(
-        _OPTIMIZER, ConfigFormat.DEEPSPEED,
-        '- "stage3_max_live_parameters": 1e9\n+ "stage3_max_live_parameters": 2e8\n'
-        '- "stage3_prefetch_bucket_size": 5e7\n+ "stage3_prefetch_bucket_size": 1e7\n'
-        '+ "offload_optimizer": {"device": "cpu", "pin_memory": true}  # if that is not enough',
-        "more waiting for parameters; with offload the optimizer runs on the host", moves=True,
-    ),
-}  # fmt: skip
-"""The cost of each stage is in Rajbhandari et al. 2020 (arXiv 1910.02054), section 7."""
-
-_HYBRID_ZERO2 = NextStage(
-    ("unsharded_param",), ConfigFormat.FSDP1,
-    "- sharding_strategy=ShardingStrategy._HYBRID_SHARD_ZERO2\n"
-    "+ sharding_strategy=ShardingStrategy.HYBRID_SHARD",
-    _AGAIN_IN_BACKWARD,
-)  # fmt: skip
+    is_hybrid = strategy.framework is Framework.FSDP1 and strategy.stage == 2 and bool(strategy.hybrid)
+    return _NEXT_STAGE.get((strategy.framework, strategy.stage, is_hybrid))
 
 
 def ladder_remedy(
