@@ -27,14 +27,8 @@ DEFAULTS: Mapping[str, Any] = NAMES["transformers"]["defaults"]
 """Defaults of ``TrainingArguments`` of transformers; classes of trl have others."""
 
 MATCHED: Mapping[str, tuple[Path, str]] = {
-    "per_device_train_batch_size": (("train_micro_batch_size_per_gpu",), "ZM602"),
-    "gradient_accumulation_steps": (("gradient_accumulation_steps",), "ZM602"),
-    "max_grad_norm": (("gradient_clipping",), "ZM105"),
-    "learning_rate": (("optimizer", "params", "lr"), "ZM105"),
-    "weight_decay": (("optimizer", "params", "weight_decay"), "ZM105"),
-    "adam_epsilon": (("optimizer", "params", "eps"), "ZM105"),
-    "fp16": (("fp16", "enabled"), "ZM105"),
-    "bf16": (("bf16", "enabled"), "ZM105"),
+    name: (tuple(path.split(".")), code)
+    for name, (path, code) in NAMES["transformers"]["matched_settings"].items()
 }
 """Argument of a Trainer -> (path of the DeepSpeed setting with the same value, rule code)."""
 

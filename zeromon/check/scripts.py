@@ -5,7 +5,7 @@ one function, and one line in :data:`CHECKS`.
 """
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -422,14 +422,7 @@ def fp32_reduction(script: Script) -> Iterator[Problem]:
             yield script.problem("ZM208", "info", node, message, fix, "reduce_dtype")
 
 
-_COSTLY = (
-    ("limit_all_gathers", 12, False, "ZM209", "limit_all_gathers=True",
-     "limit_all_gathers=False lets all-gathers run ahead, and memory with them"),
-    ("backward_prefetch", 5, None, "ZM304", "backward_prefetch=BackwardPrefetch.BACKWARD_PRE",
-     "without prefetch no all-gather of backward overlaps computation"),
-    ("sharding_strategy", 2, "ShardingStrategy.NO_SHARD", "ZM104",
-     "DistributedDataParallel(model)", "NO_SHARD is deprecated: it is DDP, with FSDP's cost"),
-)  # fmt: skip
+_COSTLY: Sequence[Sequence[Any]] = NAMES["torch"]["costly_arguments"]
 """Argument of FSDP1, its position, a costly value, code, fix, message."""
 
 
