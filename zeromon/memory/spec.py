@@ -6,10 +6,13 @@ shapes of their parameters; a :class:`ShardPlan` is their distribution over rank
 elements; names that end in ``_bytes`` are in bytes.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from importlib.resources import files
+from typing import Any
 
 from zeromon.base.errors import PlanError
 from zeromon.ring.model_metadata import factored_numel
@@ -302,37 +305,13 @@ class Optimizer:
     """Temporaries of its step, each as large as the largest of these tensors."""
 
 
-OPTIMIZERS: Mapping[str, Optimizer] = {
-    o.name: o
-    for o in (
-        # torch's default, foreach: the root of the second moments of all tensors at once
-        Optimizer(name="adamw", full_states=2, foreach_copies=1),
-        Optimizer(name="adamw-fused", full_states=2),
-        Optimizer(name="adamw-for-loop", full_states=2, loop_copies=2),
-        Optimizer(name="adam", full_states=2, foreach_copies=1),
-        Optimizer(name="adam-fused", full_states=2),
-        Optimizer(name="adam-for-loop", full_states=2, loop_copies=2),
-        Optimizer(name="lamb", full_states=2),
-        Optimizer(name="sgd", full_states=0),
-        Optimizer(name="sgd-momentum", full_states=1),
-        Optimizer(name="adagrad", full_states=1, foreach_copies=1),
-        Optimizer(name="rmsprop", full_states=1, foreach_copies=1),
-        Optimizer(name="lion", full_states=1),
-        Optimizer(name="adafactor", full_states=0, is_factored=True),
-        # blockwise quantization: one fp32 scale for 256 elements (Dettmers et al. 2022)
-        Optimizer(name="adam8bit", full_states=2, state_bytes=1 + 4 / 256),
-        Optimizer(name="adamw8bit", full_states=2, state_bytes=1 + 4 / 256),
-    )
-}
+TABLES: Mapping[str, Any] = json.loads(files(__package__).joinpath("tables.json").read_text())
+"""Figures of devices, links, optimizers and families of models, by their names."""
 
-_ALIASES = {
-    "fusedadam": "adamw-fused", "deepspeedcpuadam": "adamw-fused", "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw-fused", "radam": "adam", "adamw_8bit": "adamw8bit", "nadam": "adam",
-    "cpuadam": "adamw-fused",
-    "adamw_bnb_8bit": "adamw8bit", "pagedadamw8bit": "adamw8bit", "zeroredundancyoptimizer": "adamw",
-    "fusedlamb": "lamb", "fusedlion": "lion", "deepspeedcpulion": "lion",
-    "deepspeedcpuadagrad": "adagrad",
-}  # fmt: skip
+# torch's default, foreach, takes the root of the second moments of all tensors at once. Of 8 bits:
+# blockwise quantization with one fp32 scale for 256 elements (Dettmers et al. 2022)
+OPTIMIZERS = {row["name"]: Optimizer(**row) for row in TABLES["optimizers"]}
+_ALIASES: Mapping[str, str] = TABLES["optimizer_aliases"]
 
 
 def optim_named(name: str, momentum: float = 0.0, step: str = "") -> Optimizer | None:
