@@ -1,6 +1,7 @@
 """Values that several rules read from a run in the same way. Pure."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, NamedTuple, TypedDict
@@ -182,11 +183,13 @@ class NextStage:
     """It moves the roles from the device to the host: all ranks share them already."""
 
 
+DIFFS: Mapping[str, Any] = json.loads(files(__package__).joinpath("remedies.json").read_text())
+"""Changes that are alike in every run."""
+REMEDIES = msgspec.convert(DIFFS["remedies"], dict[str, Remedy])
+"""Name of a remedy that has no figures of the run -> it."""
 _NEXT_STAGE = {
     (row.framework, row.stage, row.hybrid): row
-    for row in msgspec.json.decode(
-        files(__package__).joinpath("stages.json").read_bytes(), type=list[NextStage]
-    )
+    for row in msgspec.convert(DIFFS["next_stages"], list[NextStage])
 }
 """The cost of each stage is in Rajbhandari et al. 2020 (arXiv 1910.02054), section 7."""
 
