@@ -234,7 +234,16 @@ def _config_record(state: RankState) -> rank.RankConfig:
 def _training_record(state: RankState) -> rank.RankTraining:
     marks = state.meta.get("batches")
     return rank.RankTraining(
-        scalars=training_scalar_rows(state),
+        scalars=tuple(
+            step.ScalarRow(
+                name=scalar.label,
+                value=totals.value if math.isfinite(totals.value) else None,
+                step=totals.step,
+                nonfinite=totals.nonfinite,
+                first_nonfinite_step=totals.first_nonfinite_step,
+            )
+            for scalar, totals in sorted(state.scalars.items())
+        ),
         batches=step.BatchRow(**asdict(state.batches)) if state.batches.steps else None,
         loading=loader_totals_row(state),
         out_of_batches=state.out_of_batches,
@@ -518,20 +527,6 @@ def measured_cost(pairs: Iterable[tuple[int, int]]) -> tuple[float, float] | Non
 
 
 # ---- what the training itself tells of a rank ---------------------------------------------------
-
-
-def training_scalar_rows(state: RankState) -> tuple[step.ScalarRow, ...]:
-    """Loss, gradient norm and learning rate, those that the host knows."""
-    return tuple(
-        step.ScalarRow(
-            name=scalar.label,
-            value=totals.value if math.isfinite(totals.value) else None,
-            step=totals.step,
-            nonfinite=totals.nonfinite,
-            first_nonfinite_step=totals.first_nonfinite_step,
-        )
-        for scalar, totals in sorted(state.scalars.items())
-    )
 
 
 @folds_event(Loading)

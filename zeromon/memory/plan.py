@@ -250,18 +250,15 @@ def sizes_under_plan(setup: Setup, plan: ShardPlan) -> Sizes:
     )
 
 
-def sequence_activation_bytes(setup: Setup, plan: ShardPlan) -> int:
-    """Returns the measured activations of one sequence in the precision of *plan*, bytes."""
-    scale = plan.precision.compute_bytes / (setup.measured_compute_bytes or plan.precision.compute_bytes)
-    return round((setup.measured_activation_bytes or 0) * scale)
-
-
 def activation_terms(setup: Setup) -> tuple[predict.Term, ...]:
     """Returns the terms of the activations of one micro-batch; empty where unknown."""
     if setup.batch is None:
         return ()
     if setup.measured_activation_bytes is not None:
-        nbytes = sequence_activation_bytes(setup, setup.plan) * setup.batch.sequences
+        scale = setup.plan.precision.compute_bytes / (
+            setup.measured_compute_bytes or setup.plan.precision.compute_bytes
+        )
+        nbytes = round((setup.measured_activation_bytes or 0) * scale) * setup.batch.sequences
         return (predict.Term(predict.ACTIVATION, nbytes, during=predict.During.ACTIVATIONS),)
     shape = setup.model.architecture
     # A configuration has the micro-batch, and not the length

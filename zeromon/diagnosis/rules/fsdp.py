@@ -4,15 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, rule
-from zeromon.diagnosis.rules.common import (
-    DIFFS,
-    MIN_SHARE,
-    Gain,
-    exposed_seconds,
-    far_gathers,
-    predicted_gain,
-    room_bytes,
-)
+from zeromon.diagnosis.rules import common
 from zeromon.memory.spec import ZeroStage
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.model_metadata import ModelMetadata
@@ -24,7 +16,7 @@ from zeromon.snapshot.levels import AVOIDABLE
 
 _ON_NEED = 0.8
 """A gather that is exposed for this share of its time was issued when its unit was needed."""
-_PREFETCHED = Gain(0.4, 1.0)
+_PREFETCHED = common.Gain(0.4, 1.0)
 """Shares of the hideable time. Measured: 0.51 (docs/evidence/accuracy.md)."""
 
 
@@ -44,12 +36,12 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
         # A single unit has no other one to gather ahead of
         if len(on_need) < 2:
             continue
-        late += exposed_seconds(on_need)
+        late += common.exposed_seconds(on_need)
         # the first unit of a phase has nothing before it to hide behind
-        coverable = exposed_seconds(on_need) * (1 - 1 / len(on_need))
+        coverable = common.exposed_seconds(on_need) * (1 - 1 / len(on_need))
         hideable += min(coverable, own_seconds(rank.steps.recent).get(phase, 0.0))
     share = rank.share_of_step(late)
-    if share < MIN_SHARE or hideable <= 0:
+    if share < common.MIN_SHARE or hideable <= 0:
         return
     largest = max((row.nbytes for row in rank.unit_rows("all_gather")), default=0)
     evidence = (
@@ -83,7 +75,7 @@ def _prefetch_diff(rank: RankSnapshot) -> tuple[ConfigFormat, str]:
     return ConfigFormat.FSDP2, "\n".join(rows)
 
 
-_NOT_GATHERED = Gain(0.6, 1.2)
+_NOT_GATHERED = common.Gain(0.6, 1.2)
 """Shares of the exposed time of the gathers that go. Measured: 0.96 (docs/evidence/accuracy.md)."""
 _ROOM = 2
 """How many times what a change takes must be free: the next peak may be higher."""
@@ -99,15 +91,15 @@ def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
     if not strategy.is_fsdp or strategy.stage < 3:
         return
     repeats = rank.unit_rows("all_gather", "backward")
-    share, model_bytes = rank.share_of_step(exposed_seconds(repeats)), rank.unsharded_bytes
-    if share < MIN_SHARE or not model_bytes or room_bytes(run, rank) < _ROOM * model_bytes:
+    share, model_bytes = rank.share_of_step(common.exposed_seconds(repeats)), rank.unsharded_bytes
+    if share < common.MIN_SHARE or not model_bytes or common.room_bytes(run, rank) < _ROOM * model_bytes:
         return
     form, diff = _keep_gathered(strategy)
     change = {"stage": ZeroStage.GRADIENTS, "reshards": False}
-    gained = predicted_gain(run, _NOT_GATHERED, exposed_seconds(repeats), **change)
+    gained = common.predicted_gain(run, _NOT_GATHERED, common.exposed_seconds(repeats), **change)
     evidence = (
-        f"all-gathers repeated in backward cost {human_seconds(exposed_seconds(repeats))} per step "
-        f"({human_ratio(share)}); {human_bytes(room_bytes(run, rank))} per rank are free"
+        f"all-gathers repeated in backward cost {human_seconds(common.exposed_seconds(repeats))} per "
+        f"step ({human_ratio(share)}); {human_bytes(common.room_bytes(run, rank))} per rank are free"
     )
     cause = f"{_FREES[form]} frees parameters that backward needs soon after"
     price = f"all parameters stay gathered from forward to backward ({human_bytes(model_bytes)})"
@@ -137,7 +129,7 @@ _WORTH_FREEING = 0.3
 """Min share of the peak of gathered parameters; splitting a unit costs more all-gathers."""
 
 
-_WRAPS: Mapping[str, Sequence[str]] = DIFFS["layers_as_units"]
+_WRAPS: Mapping[str, Sequence[str]] = common.DIFFS["layers_as_units"]
 """The framework of a model -> the configuration format, and the diff that makes a unit of each layer."""
 
 
@@ -187,12 +179,12 @@ def full_shard_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     rank = worst_rank(run)
     if rank is None or not rank.sharding_strategy.is_sharding_fsdp:
         return
-    gathers = far_gathers(rank)
+    gathers = common.far_gathers(rank)
     if gathers is None:
         return
     shard_bytes = sum(r.device_bytes or r.host_bytes for r in rank.memory.roles if r.role in _SHARDED)
     extra = shard_bytes * (gathers.nodes - 1)
-    if room_bytes(run, rank) < _ROOM * extra or not extra:
+    if common.room_bytes(run, rank) < _ROOM * extra or not extra:
         return
     form, diff = _within_nodes(rank, gathers.nodes, gathers.local_ranks)
     remedy = Remedy(
