@@ -21,7 +21,6 @@ from zeromon.cli.plan_output import changes_as_text as changes_text
 from zeromon.cli.report import newest_snapshot, report_text, runs_of_job
 from zeromon.comparison.comparison import compare
 from zeromon.diagnosis.rule import find_page
-from zeromon.readout import report
 from zeromon.readout.communication_report import (
     by_operation as operations,
     by_unit,
@@ -31,6 +30,17 @@ from zeromon.readout.communication_report import (
 from zeromon.readout.death_report import deaths
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, STEP
 from zeromon.readout.ledger import USEFUL, cause_text, goodput_headline, job_ledger
+from zeromon.readout.report import (
+    activities,
+    by_role,
+    finding_lines,
+    head_block,
+    ledger_block as ledger_text,
+    memory_block as memory_by_rank,
+    offload_block,
+    phase_block,
+    why_unknown,
+)
 from zeromon.readout.text import capture_text, notes_of, rank_prefix, straggler_text
 from zeromon.readout.throughput import throughput_text
 from zeromon.readout.trace_report import capture_report
@@ -64,14 +74,10 @@ def explain(run: str = "") -> list[str]:
     of = _read_run(run)
     account = job_ledger([of])
     losses = sorted((r for r in account.rows if r.cause not in USEFUL), key=lambda r: -r.seconds)
-    blocks = [report.head_block(of, Store().about(of.run)), *(f"note: {note}" for note in notes_of(of))]
+    blocks = [head_block(of, Store().about(of.run)), *(f"note: {note}" for note in notes_of(of))]
     blocks += [hang_text(of, hang) for hang in of.hangs]
     if of.ranks:
-        blocks += [
-            deaths(of),
-            report.phase_block(of) + report.why_unknown(of.ranks),
-            f"  {throughput_text(of)}",
-        ]
+        blocks += [deaths(of), phase_block(of) + why_unknown(of.ranks), f"  {throughput_text(of)}"]
     blocks.append(f"Largest losses: {goodput_headline(account) if account.rows else _NOBODY}")
     for row in losses[:_LOSSES]:
         share = human_ratio(account.share(row))
@@ -111,7 +117,7 @@ def ledger(run: str = "") -> list[str]:
     of = _read_run(run)
     job = [of if member.run == of.run else _clean_run(member) for member in runs_of_job(of)]
     names = ", ".join(member.run for member in job)
-    return _lines_of(f"job {names}", report.ledger_block(job) or _NOBODY, report.activities(of))
+    return _lines_of(f"job {names}", ledger_text(job) or _NOBODY, activities(of))
 
 
 def memory(run: str = "") -> list[str]:
@@ -126,9 +132,9 @@ def memory(run: str = "") -> list[str]:
             for rank, risk in risks[:_RANKS]
         ),
         "" if risks else "  n/a: no memory's limit is known yet",
-        report.by_role(of) or "memory by role n/a: no census yet",
-        report.offload_block(of),
-        report.memory_block(of.ranks),
+        by_role(of) or "memory by role n/a: no census yet",
+        offload_block(of),
+        memory_by_rank(of.ranks),
     )
 
 
@@ -146,8 +152,8 @@ def communication(run: str = "") -> list[str]:
     ]
     return _lines_of(
         f"run {of.run}", *late, *(hang_text(of, hang) for hang in of.hangs),
-        f"The {len(waiters)} of {len(of.ranks)} ranks that wait most", *waits,
-        report.why_unknown(of.ranks), by_unit(of, _UNITS), dim_block(of), operations(of), stage_block(of),
+        f"The {len(waiters)} of {len(of.ranks)} ranks that wait most", *waits, why_unknown(of.ranks),
+        by_unit(of, _UNITS), dim_block(of), operations(of), stage_block(of),
     )  # fmt: skip
 
 
@@ -248,7 +254,7 @@ def _make_printable(value: T, kind: type[T]) -> T:
 
 
 def _finding_items(chosen: Sequence[Finding]) -> list[str]:
-    return ["\n".join(map(printable, report.finding_lines(finding))) for finding in chosen]
+    return ["\n".join(map(printable, finding_lines(finding))) for finding in chosen]
 
 
 def _lines_of(*blocks: str) -> list[str]:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from zeromon.attach.rank_processes import Process, ranks_to_be, running_processes
+from zeromon.attach.rank_processes import ranks_to_be, running_processes
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower
 from zeromon.fold.ledger import Observed, ledger_rows, ledger_totals, process_began_ns, with_lost_steps
 from zeromon.fold.summarize import summarize_rank
