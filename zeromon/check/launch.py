@@ -479,8 +479,7 @@ SUFFIXES = (".txt", ".sh", ".bash", ".slurm", ".sbatch")
 _OF_FAMILY: Mapping[str, str] = NAMES["launchers"]["device_of_family"]
 """Family of instances of AWS -> the device, as ``--gpu`` takes it."""
 
-_EIGHT = ("p3.16xlarge", "p3dn.24xlarge", "p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge",
-          "p5e.48xlarge", "p5en.48xlarge")  # fmt: skip
+_EIGHT: Sequence[str] = NAMES["launchers"]["instances_of_eight"]
 """Instances with eight devices."""
 
 _INSTANCE = re.compile(r"\b([a-z]\d+[a-z]*)\.(?:\d*xlarge|metal)\b")

@@ -204,10 +204,7 @@ def is_arguments(call: Call) -> bool:
     top = call.name.partition(".")[0]
     if call.short.endswith("TrainingArguments") and top == "transformers":
         return True
-    return top == "trl" and call.short in (
-        "SFTConfig", "DPOConfig", "GRPOConfig", "PPOConfig", "KTOConfig", "ORPOConfig", "CPOConfig",
-        "RewardConfig", "RLOOConfig", "OnlineDPOConfig", "PRMConfig",
-    )  # fmt: skip
+    return top == "trl" and call.short in NAMES["transformers"]["arguments_of_trl"]
 
 
 def deepspeed_configs(script: Script) -> Iterator[tuple[Config | str, Call]]:
