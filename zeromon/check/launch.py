@@ -248,7 +248,7 @@ def on_one_machine(argv: Sequence[str], processes: int) -> list[str]:
     launcher, at = _find_launcher(argv)
     if launcher not in _OF_PLACES:
         return list(argv)
-    local_argv = [*argv[:at], *(text.format(processes) for text in _PROCESSES[launcher])]
+    local_argv = [*argv[:at], *(option.format(processes) for option in _PROCESSES[launcher])]
     while at < len(argv) and argv[at].startswith("-"):
         name, _, after = _option_at(argv, at, _FLAGS[launcher])
         if name not in _OF_PLACES[launcher]:

@@ -2,11 +2,8 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, NamedTuple, TypedDict
-
-import msgspec
 
 from zeromon.base.units import human_ratio, human_seconds
 from zeromon.diagnosis.rule import as_number, setting_of
@@ -166,14 +163,9 @@ def far_gathers(rank: RankSnapshot) -> FarGathers | None:
 # ---- which stage shards more than that of a strategy --------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextStage:
-    """A stage that shards more than *stage* of *framework*."""
+class NextStage(NamedTuple):
+    """A stage that shards more than another."""
 
-    framework: Framework
-    stage: int
-    hybrid: bool = False
-    """Of groups that have a copy each, under FSDP1."""
     roles: tuple[str, ...]
     """The memory roles that it divides among the ranks, or moves."""
     form: ConfigFormat
@@ -185,13 +177,23 @@ class NextStage:
 
 DIFFS: Mapping[str, Any] = json.loads(files(__package__).joinpath("remedies.json").read_text())
 """Changes that are alike in every run."""
-REMEDIES = msgspec.convert(DIFFS["remedies"], dict[str, Remedy])
+REMEDIES = {
+    name: Remedy(**fields | {"dialect": ConfigFormat(fields["dialect"])})
+    for name, fields in DIFFS["remedies"].items()
+}
 """Name of a remedy that has no figures of the run -> it."""
 _NEXT_STAGE = {
-    (row.framework, row.stage, row.hybrid): row
-    for row in msgspec.convert(DIFFS["next_stages"], list[NextStage])
+    (Framework(fields["framework"]), fields["stage"], fields.get("hybrid", False)): NextStage(
+        tuple(fields["roles"]),
+        ConfigFormat(fields["form"]),
+        fields["diff"],
+        fields["cost"],
+        fields.get("moves", False),
+    )
+    for fields in DIFFS["next_stages"]
 }
-"""The cost of each stage is in Rajbhandari et al. 2020 (arXiv 1910.02054), section 7."""
+"""Framework, stage, hybrid or not -> the next stage; the cost of each is in Rajbhandari et al. 2020
+(arXiv 1910.02054), section 7."""
 
 
 def next_stage(strategy: Strategy) -> NextStage | None:

@@ -65,8 +65,8 @@ _PARTS = {
 """Part of an expression or a sentence in <...> of the table -> its text."""
 
 
-def _fill_parts(text: str, parts: Mapping[str, object]) -> str:
-    return re.sub(r"<(\w+)>", lambda match: str(parts[match[1]]), text)
+def _fill_parts(template: str, values: Mapping[str, object]) -> str:
+    return re.sub(r"<(\w+)>", lambda match: str(values[match[1]]), template)
 
 
 AGGREGATES = tuple(
@@ -117,10 +117,10 @@ def all_alerts(limits: Thresholds) -> tuple[Alert, ...]:
     """All alerts, by subject: failed ranks and hangs, memory, collectors, lost time, lost records."""
     alerts = []
     for row in _TABLE["alerts"]:
-        parts = _PARTS | asdict(limits)
+        values = _PARTS | asdict(limits)
         if "ranks" in row:
-            parts["ranks"] = _ranks_template(with_node_label(_fill_parts(row["ranks"], parts)))
-        cells = {name: _fill_parts(row[name], parts) for name in Alert._fields}
+            values["ranks"] = _ranks_template(with_node_label(_fill_parts(row["ranks"], values)))
+        cells = {name: _fill_parts(row[name], values) for name in Alert._fields}
         cells["expr"] = with_node_label(cells["expr"]) if "of_ranks" in row else cells["expr"]
         alerts.append(Alert(**cells))
     return tuple(alerts)
