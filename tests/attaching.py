@@ -14,7 +14,7 @@ from typing import Any
 
 from support import PROGRAMS, ROOT, clean_environment, train_command, wait_for
 
-from zeromon.attach.inject.elf import read_mappings
+from zeromon.attach.inject.parked import read_mappings
 from zeromon.attach.rank_processes import Process, ranks_of, running_processes
 
 

@@ -16,7 +16,7 @@ from attaching import BUSY, SLEEPS, has_run, line, running, writes
 from support import wait_for
 
 from zeromon.attach.inject import inject_line, refusal
-from zeromon.attach.inject.elf import waits_for_interpreter
+from zeromon.attach.inject.parked import waits_for_interpreter
 from zeromon.base.errors import AttachRefused
 
 pytestmark = pytest.mark.skipif(

@@ -18,7 +18,7 @@ from support import wait_for
 
 from zeromon.attach import loader
 from zeromon.attach.inject import inject_line, parked, prove_gdb_works, resolve_target
-from zeromon.attach.inject.elf import gnu_hash, waits_for_interpreter
+from zeromon.attach.inject.parked import gnu_hash, waits_for_interpreter
 from zeromon.attach.loader import attach_ranks, detach_ranks
 from zeromon.attach.rank_processes import Process, running_processes
 from zeromon.base.errors import AttachRefused

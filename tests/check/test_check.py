@@ -1396,8 +1396,9 @@ def test_real_configurations_are_read_one_by_one() -> None:
 
 def emitted() -> set[str]:
     found = set()
-    for file in (ROOT / "zeromon" / "check").rglob("*.py"):
-        found |= set(re.findall(r'"(ZM\d{3})"', file.read_text()))
+    for file in (ROOT / "zeromon" / "check").rglob("*.*"):
+        if file.suffix in (".py", ".json"):
+            found |= set(re.findall(r'"(ZM\d{3})"', file.read_text()))
     return found
 
 

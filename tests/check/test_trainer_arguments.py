@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from zeromon.check.launch_figures import DEFAULTS
 from zeromon.check.problem import Machine, Problem
 from zeromon.check.runner import Result, check
-from zeromon.check.trainer_arguments import DEFAULTS
 
 ZERO = {"zero_optimization": {"stage": 2, "overlap_comm": True}}
 BATCH = {"train_micro_batch_size_per_gpu": "auto"}

@@ -147,7 +147,7 @@ def test_each_process_that_has_not_reported_has_its_own_stack(
     ranks = {11: None, 12: None, 13: 1, 14: 1}
     starting = tuple(RankProcess(pid=pid, rank=number, attempt=1) for pid, number in ranks.items())
     monkeypatch.setattr(doctor, "newest_snapshot", lambda target: run(starting=starting))
-    monkeypatch.setattr(doctor, "python_stack_text", "main at line {}".format)
+    monkeypatch.setattr(doctor.processes, "python_stack_text", "main at line {}".format)
     assert main(["doctor", "one"]) == 0
     shown = capsys.readouterr().out
     for pid, number in ranks.items():

@@ -29,9 +29,8 @@ from zeromon.cli.plan_setup import (
     read_model,
     setup_of_run,
 )
-from zeromon.memory.choice import choose_row
 from zeromon.memory.config_files import changes_of_config
-from zeromon.memory.plan import of_run, parse_count, parse_size, plan_table, predict_row
+from zeromon.memory.plan import choose_row, of_run, parse_count, parse_size, plan_table, predict_row
 from zeromon.memory.spec import ZeroStage
 from zeromon.snapshot.memory import RoleRow
 

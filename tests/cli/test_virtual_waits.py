@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import MS, rank, state, step
 
-from zeromon.cli.virtual_waits import HostCalls, modelled_steps, on_modelled_clock, waits_by_unit
+from zeromon.cli.virtual_machine import HostCalls, modelled_steps, on_modelled_clock, waits_by_unit
 from zeromon.fold.fold import fold_event
 from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.figures import STEP

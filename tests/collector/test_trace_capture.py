@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from builders import MS, rank, summary
 
-from zeromon.collector.trace_capture import Captures, compare_trace
+from zeromon.collector.requests import Captures, compare_trace
 from zeromon.readout.trace_report import check_table
 from zeromon.ring.codes import Phase
 from zeromon.snapshot.step import Capture, CaptureState

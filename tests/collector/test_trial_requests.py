@@ -11,7 +11,7 @@ import pytest
 from builders import changed, rank, run, summary as step
 
 from zeromon.base.errors import TrialRefused
-from zeromon.collector.trial_requests import Trials, judge_trial, with_trial_results
+from zeromon.collector.requests import Trials, judge_trial, with_trial_results
 from zeromon.readout.remedy import (
     CHANGES,
     effect_text,

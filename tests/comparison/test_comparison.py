@@ -16,8 +16,14 @@ from zeromon.base.errors import CompareError
 from zeromon.comparison.comparison import Advice, Column, Comparison, compare, recommend_column, row_of
 from zeromon.comparison.environment import Machine
 from zeromon.comparison.run_figures import METRIC, METRICS, Figure, RunFigures, figures_of
-from zeromon.comparison.text import format_cell, format_change, format_figure, steps_text
-from zeromon.comparison.thresholds import judge_limits, parse_limit
+from zeromon.comparison.text import (
+    format_cell,
+    format_change,
+    format_figure,
+    judge_limits,
+    parse_limit,
+    steps_text,
+)
 from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import CollectiveRow
 from zeromon.snapshot.host import Pressure

@@ -10,8 +10,9 @@ import pytest
 from builders import changed, rank, run
 
 from zeromon.base.errors import RunNotFound
-from zeromon.cli.doctor import python_stack_text, run_as_text
+from zeromon.cli.doctor import run_as_text
 from zeromon.diagnosis.engine import advise
+from zeromon.probes.process import python_stack_text
 from zeromon.readout.text import doing, group_text, state_text
 from zeromon.readout.verdict import hang_headline, hang_text
 from zeromon.snapshot import Finding, RankSnapshot, Severity

@@ -110,8 +110,9 @@ def test_every_rule_has_its_page() -> None:
 def test_every_page_has_a_rule_a_check_or_an_alert() -> None:
     """``zeromon check`` and the alerts name the code of their page themselves."""
     root = Path(zeromon.__file__).parent
-    texts = [file.read_text() for part in ("check", "export") for file in (root / part).rglob("*.py")]
-    checked = {code for text in texts for code in re.findall(r'"(ZM\d{3})"', text)}
+    files = [file for part in ("check", "export") for file in (root / part).rglob("*.*")]
+    texts = [file.read_text() for file in files if file.suffix in (".py", ".json", ".yaml")]
+    checked = {code for text in texts for code in re.findall(r'(?:"|code: )(ZM\d{3})\b', text)}
     explains = {"ZM506"}  # a page against a wrong belief: nothing is reported
     assert set(all_pages()) == checked | explains | {one.code for one in all_rules()}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zeromon.probes.disk import DiskReader
+from zeromon.probes.host import DiskReader
 
 S = 1_000_000_000
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from zeromon.probes.host_memory import Footprint, HostReader
+from zeromon.probes.host import Footprint, HostReader
 
 _CHILD = "x = bytearray(64 << 20); del x; print('held', flush=True); import time; time.sleep(60)"
 _PARENT = f"""

@@ -11,7 +11,7 @@ from zeromon.collector.rank import RankFollower, killed_for_memory
 from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
-from zeromon.probes.host_memory import HostReader, memory_capacity, read_cgroup_memory
+from zeromon.probes.host import HostReader, memory_capacity, read_cgroup_memory
 from zeromon.probes.process import ProcessWatch, cgroup_folders
 from zeromon.ring.buffer import RingWriter
 from zeromon.ring.events import HostSample

@@ -33,8 +33,7 @@ from zeromon.readout.tables import NODE_COLUMNS, RANK_COLUMNS
 from zeromon.snapshot import RankSnapshot
 from zeromon.snapshot.memory import Risk
 from zeromon.snapshot.run import FleetNode
-from zeromon.sources.prometheus import promql
-from zeromon.sources.prometheus.decode import ranks
+from zeromon.sources.prometheus import decode as ranks, promql
 from zeromon.tui.columns import COMPARED
 from zeromon_dashboard import runs_page
 from zeromon_dashboard.pages import ranks as ranks_page

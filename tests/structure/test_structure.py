@@ -25,8 +25,8 @@ MAX_PACKAGES = 19
 MAX_LAYERS = 11
 MAX_ARROWS = 98
 """Pairs of packages of which one imports the other."""
-MAX_MODULES = 337
-MAX_LINES = 80575
+MAX_MODULES = 323
+MAX_LINES = 79635
 """Of all modules together, without comments. Limits follow the code downwards, and are not raised."""
 MAX_VAGUE_RATIO, MIN_WORDS_PER_FUNCTION, MIN_COMMENT_RATIO = 0.009, 2.05, 0.02
 """``python tools/naming.py`` prints them."""
@@ -38,7 +38,7 @@ LONG_FUNCTIONS = {
     "agents/zeromon_agents/hooks/c10d.py::issue_with_hook": "the wrapper that _issue_hook returns",
     "agents/zeromon_agents/hooks/functional.py::issue_hook": "as that of c10d",
     "agents/zeromon_agents/hooks/functional.py::issue_with_hook": "the wrapper that issue_hook returns",
-    "zeromon/sources/prometheus/decode/ranks.py::rank_of": "one constructor call of ten records",
+    "zeromon/sources/prometheus/decode.py::rank_of": "one constructor call of ten records",
 }
 """Functions that may be longer: the collective hook, tables and constructors."""
 

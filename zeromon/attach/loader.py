@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from zeromon.attach import inject
-from zeromon.attach.inject.elf import waits_for_interpreter
+from zeromon.attach.inject.parked import waits_for_interpreter
 from zeromon.attach.inject.refusal import check_attachable
 from zeromon.attach.rank_processes import Process
 from zeromon.base.errors import AttachRefused, ZeromonError

@@ -1,28 +1,4 @@
-"""Every error that zeromon raises on purpose, each with a hint.
-
-::
-
-    ZeromonError
-      RingError            a ring file cannot be created or read
-        RingVersionError   another version of the layout wrote the ring
-      RunNotFound          there is no run, or none of that name
-      RunAmbiguous         several runs match
-      RunRefused           the record of a run cannot be changed so
-      SourceError          a collector or a Prometheus does not answer
-        SourceRefused      a collector wants a token, or another one
-      CollectorError       the collector cannot start
-      LaunchError          the command cannot be started
-      PlanError            a model, a configuration or a plan is invalid
-      TraceError           a file is not a trace
-      CaptureRefused       a trace cannot be taken now
-      HistoryError         the history of a run cannot be written
-      RuleNotFound         there is no rule of that code or name
-      CheckError           zeromon check cannot read a file
-      CompareError         runs cannot be compared, or a threshold cannot be evaluated
-      ExportError          a run cannot be exported in that format or to that path
-      NotifyError          a message cannot be sent to a URL
-      AttachRefused        zeromon cannot attach to a process, or detach from it
-"""
+"""Every error that zeromon raises on purpose, each with a hint."""
 
 import sys
 from collections.abc import Iterator

@@ -157,10 +157,7 @@ def wrap_report_line(report_line: str, width: int) -> list[str]:
 
 
 def wrap_paragraph(paragraph: str, width: int, bullet: str, indent: str) -> list[str]:
-    """The lines of *paragraph* in *width* columns: the first behind *bullet*, others behind *indent*.
-
-    A number and its unit stay on one line.
-    """
+    """*paragraph* in *width* columns behind *bullet*, then *indent*; a number keeps its unit."""
     wrapped = textwrap.wrap(
         glue_units(paragraph), width, initial_indent=bullet, subsequent_indent=indent,
         break_on_hyphens=False,

@@ -98,10 +98,7 @@ def parse_config(content: str, name: str, dialect: str) -> Config:
 
 
 def parse_python(source: str) -> ast.Module:
-    """Returns the syntax tree of a script, its columns in characters.
-
-    Raises :class:`UnreadableError`.
-    """
+    """Returns a script's syntax tree, its columns in characters; raises :class:`UnreadableError`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about escapes in the script's strings

@@ -27,18 +27,7 @@ from zeromon.memory.config_files import AUTO, is_on, parse_number, parse_whole
 _OF_FSDP_1: Sequence[str] = NAMES["accelerate"]["fsdp1_options"]
 """Options that only FSDP1 reads."""
 
-_COSTLY = (
-    ("auto_wrap_policy", ("NO_WRAP",), "ZM206", "warning", "TRANSFORMER_BASED_WRAP",
-     "NO_WRAP makes the whole model one unit: all its parameters are gathered at once"),
-    ("auto_wrap_policy", ("NONE",), "ZM206", "info", "TRANSFORMER_BASED_WRAP",  # accelerate's default
-     "without a wrap policy the whole model is one unit: all its parameters are gathered at once"),
-    ("limit_all_gathers", ("FALSE",), "ZM209", "warning", True,
-     "limit_all_gathers off lets all-gathers run ahead, and memory with them"),
-    ("backward_prefetch", ("NO_PREFETCH", "3"), "ZM304", "warning", "BACKWARD_PRE",
-     "without prefetch no all-gather of backward overlaps computation"),
-    ("state_dict_type", ("FULL_STATE_DICT", "1"), "ZM702", "info", "SHARDED_STATE_DICT",
-     "a checkpoint is gathered into the host memory of rank 0, while all others wait"),
-)  # fmt: skip
+_COSTLY: Sequence[Sequence[Any]] = NAMES["accelerate"]["costly_options"]
 """Option, its costly values, code, severity, a better value, message."""
 
 

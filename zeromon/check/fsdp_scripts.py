@@ -2,7 +2,8 @@
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from zeromon.check.deepspeed.performance import NO_BF16
 from zeromon.check.one_rank import RANKS, last_name, runs_on_one_rank
@@ -207,11 +208,7 @@ def loaded_on_device_0(script: Script) -> Iterator[Problem]:
         yield script.problem("ZM704", "warning", call.node, message, fix, "map_location")
 
 
-_BF16_ARGUMENTS = {
-    "autocast": ("dtype", 1, "torch.bfloat16"), "Accelerator": ("mixed_precision", -1, "bf16"),
-    "MixedPrecision": ("param_dtype", 0, "torch.bfloat16"),
-    "MixedPrecisionPolicy": ("param_dtype", 0, "torch.bfloat16"),
-}  # fmt: skip
+_BF16_ARGUMENTS: Mapping[str, tuple[str, int, Any]] = NAMES["torch"]["bf16_arguments"]
 """Call -> its argument for the precision, the position of it, and the value for bf16."""
 
 
@@ -261,10 +258,7 @@ def no_host_backend(script: Script) -> Iterator[Problem]:
 
 # ---- order and loop: optimizer, clipping, accumulation, seeds ---------------------------------------
 
-_SYNC_NAMES = {
-    "no_sync", "set_requires_gradient_sync", "set_is_last_backward", "accumulate",
-    "require_backward_grad_sync",
-}  # fmt: skip
+_SYNC_NAMES = frozenset(NAMES["torch"]["gradient_sync"])
 
 
 def optimizer_before_sharding(script: Script) -> Iterator[Problem]:

@@ -248,7 +248,7 @@ def on_one_machine(argv: Sequence[str], processes: int) -> list[str]:
     launcher, at = _find_launcher(argv)
     if launcher not in _OF_PLACES:
         return list(argv)
-    local_argv = [*argv[:at], *(text.format(processes) for text in _PROCESSES[launcher])]
+    local_argv = [*argv[:at], *(option.format(processes) for option in _PROCESSES[launcher])]
     while at < len(argv) and argv[at].startswith("-"):
         name, _, after = _option_at(argv, at, _FLAGS[launcher])
         if name not in _OF_PLACES[launcher]:
@@ -284,10 +284,7 @@ def _setting_path(name: str) -> Path | None:
 
 
 def effective_config(command: Command, file: Config | None) -> Config | None:
-    """Returns *file* as the command changes it, or what the command sets without one.
-
-    None where another launcher reads neither.
-    """
+    """*file* as the command changes it, or what it sets without one; None for another launcher."""
     is_launched = command.launcher == "accelerate"
     # A copy: the checks of the file itself must not see what the command sets
     data: dict[str, Any] = dict(file.data) if file is not None and is_launched else {}
@@ -482,8 +479,7 @@ SUFFIXES = (".txt", ".sh", ".bash", ".slurm", ".sbatch")
 _OF_FAMILY: Mapping[str, str] = NAMES["launchers"]["device_of_family"]
 """Family of instances of AWS -> the device, as ``--gpu`` takes it."""
 
-_EIGHT = ("p3.16xlarge", "p3dn.24xlarge", "p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge",
-          "p5e.48xlarge", "p5en.48xlarge")  # fmt: skip
+_EIGHT: Sequence[str] = NAMES["launchers"]["instances_of_eight"]
 """Instances with eight devices."""
 
 _INSTANCE = re.compile(r"\b([a-z]\d+[a-z]*)\.(?:\d*xlarge|metal)\b")

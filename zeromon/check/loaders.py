@@ -6,18 +6,15 @@ report settings that torch refuses, settings without effect, and explicit settin
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from zeromon.check.one_rank import last_name
-from zeromon.check.problem import Problem
+from zeromon.check.problem import NAMES, Problem
 from zeromon.check.scripts import UNKNOWN, Call, Check, Script, is_arguments, is_open
 from zeromon.memory.config_files import parse_number
 
-_POSITIONS = {
-    "shuffle": 2, "sampler": 3, "batch_sampler": 4, "num_workers": 5, "pin_memory": 7,
-    "drop_last": 8, "timeout": 9, "multiprocessing_context": 11,
-}  # fmt: skip
+_POSITIONS: Mapping[str, int] = NAMES["torch"]["loader_positions"]
 """Positions of the checked parameters of torch.utils.data.DataLoader."""
 
 _NEED_WORKERS = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")

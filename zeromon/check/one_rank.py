@@ -2,10 +2,10 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from zeromon.check.problem import Problem
+from zeromon.check.problem import NAMES, Problem
 from zeromon.check.scripts import FSDP, Call, Check, Script, calls_of, is_open
 
 RANKS = {
@@ -25,19 +25,11 @@ _SINGLE = re.compile(r"(world_size|num_processes|get_world_size\(\)) ?(== 1|<= 1
 
 # ---- what all ranks must call ---------------------------------------------------------------------
 
-_OF_TORCH = {
-    "barrier", "monitored_barrier", "all_reduce", "broadcast", "reduce", "all_gather", "gather",
-    "all_gather_into_tensor", "all_gather_object", "gather_object", "scatter", "scatter_object_list",
-    "broadcast_object_list", "reduce_scatter", "reduce_scatter_tensor", "all_to_all",
-    "all_to_all_single", "new_group",
-}  # fmt: skip
+_ALL_RANKS = NAMES["on_all_ranks"]
+_OF_TORCH: Sequence[str] = _ALL_RANKS["functions"]
 """Functions of ``torch.distributed``, and of ``deepspeed.comm``."""
-
-_BY_NAME = {
-    "torch.distributed.checkpoint": {"save", "load", "async_save", "save_state_dict", "load_state_dict"},
-    "torch.distributed": _OF_TORCH, "deepspeed.comm": _OF_TORCH,
-    "deepspeed.zero": {"GatheredParameters"}, "accelerate.utils": {
-        "wait_for_everyone", "gather", "gather_object", "broadcast", "broadcast_object_list", "reduce"},
+_BY_NAME: Mapping[str, Sequence[str]] = {
+    **_ALL_RANKS["modules"], "torch.distributed": _OF_TORCH, "deepspeed.comm": _OF_TORCH
 }  # fmt: skip
 """Module -> its functions that all ranks must call."""
 
@@ -45,13 +37,7 @@ _ON_ANY = {"wait_for_everyone", "gather_for_metrics", "full_tensor", "summon_ful
 """Methods of accelerate, DTensor and FSDP1 that no other class has."""
 
 _FSDP1 = f"torch.distributed.fsdp.{FSDP}"
-_BY_ORIGIN = {
-    "accelerate.Accelerator": {"gather", "reduce", "pad_across_processes"},
-    "deepspeed.initialize": {
-        "save_checkpoint", "save_16bit_model", "load_checkpoint", "backward", "step"},
-    _FSDP1: {"clip_grad_norm_"},
-    "transformers.Trainer": {"train", "evaluate", "predict"},
-}  # fmt: skip
+_BY_ORIGIN: Mapping[str, Sequence[str]] = _ALL_RANKS["origins"]
 """Class or function -> methods of its result that all ranks must call."""
 
 _GATHERED = ("GatheredParameters", "summon_full_params", "unwrap_model_for_generation")

@@ -14,9 +14,9 @@ from zeromon.base.units import human_bytes, human_rate, human_seconds
 from zeromon.check.problem import Config, Machine, Path, Problem, join_names
 from zeromon.check.scripts import FSDP, Call, Script
 from zeromon.memory import plan
-from zeromon.memory.choice import ROOMY, choose_row, tuning_texts
 from zeromon.memory.config_files import changes_of_config
 from zeromon.memory.ladder import ladder_rungs
+from zeromon.memory.plan import ROOMY, choose_row, tuning_texts
 from zeromon.memory.predict import Batch
 from zeromon.memory.spec import ShardPlan, ZeroStage
 from zeromon.memory.speeds import LINK

@@ -1,7 +1,5 @@
 """The result of a check, a problem at one place of one file, and the configuration that is checked."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

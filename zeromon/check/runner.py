@@ -31,20 +31,13 @@ from zeromon.check.documents import (
     read_text,
 )
 from zeromon.check.launch_figures import Figure, Sources, stated_precisions
-from zeromon.check.problem import ENVIRONMENT_DIALECT, SEVERITIES, Config, Machine, Problem
+from zeromon.check.problem import ENVIRONMENT_DIALECT, NAMES, SEVERITIES, Config, Machine, Problem
 from zeromon.diagnosis.rule import all_pages
 
-_SIGNS = (
-    "zero_optimization", "train_micro_batch_size_per_gpu", "distributed_type", "fsdp_config",
-    "deepspeed_config", "FullyShardedDataParallel", "fully_shard", "deepspeed.initialize",
-)  # fmt: skip
+_SIGNS: Sequence[str] = NAMES["files"]["signs"]
 """An unreadable file with one of these words counts as a training configuration."""
 
-_WORDS = (
-    *_SIGNS, "train_batch_size", "compute_environment", "deepspeed", "TrainingArguments", "trl",
-    "MixedPrecision", "DistributedDataParallel", "FullStateDictConfig", "_component_",
-    "per_device_train_batch_size", "micro_batch_size", "finetuning_type",
-)  # fmt: skip
+_WORDS: Sequence[str] = (*_SIGNS, *NAMES["files"]["words"])
 """A file found in a folder is parsed only if it has one of these words."""
 
 _HALF = ("bf16", "fp16", "fp8")

@@ -5,7 +5,7 @@ one function, and one line in :data:`CHECKS`.
 """
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -204,10 +204,7 @@ def is_arguments(call: Call) -> bool:
     top = call.name.partition(".")[0]
     if call.short.endswith("TrainingArguments") and top == "transformers":
         return True
-    return top == "trl" and call.short in (
-        "SFTConfig", "DPOConfig", "GRPOConfig", "PPOConfig", "KTOConfig", "ORPOConfig", "CPOConfig",
-        "RewardConfig", "RLOOConfig", "OnlineDPOConfig", "PRMConfig",
-    )  # fmt: skip
+    return top == "trl" and call.short in NAMES["transformers"]["arguments_of_trl"]
 
 
 def deepspeed_configs(script: Script) -> Iterator[tuple[Config | str, Call]]:
@@ -422,14 +419,7 @@ def fp32_reduction(script: Script) -> Iterator[Problem]:
             yield script.problem("ZM208", "info", node, message, fix, "reduce_dtype")
 
 
-_COSTLY = (
-    ("limit_all_gathers", 12, False, "ZM209", "limit_all_gathers=True",
-     "limit_all_gathers=False lets all-gathers run ahead, and memory with them"),
-    ("backward_prefetch", 5, None, "ZM304", "backward_prefetch=BackwardPrefetch.BACKWARD_PRE",
-     "without prefetch no all-gather of backward overlaps computation"),
-    ("sharding_strategy", 2, "ShardingStrategy.NO_SHARD", "ZM104",
-     "DistributedDataParallel(model)", "NO_SHARD is deprecated: it is DDP, with FSDP's cost"),
-)  # fmt: skip
+_COSTLY: Sequence[Sequence[Any]] = NAMES["torch"]["costly_arguments"]
 """Argument of FSDP1, its position, a costly value, code, fix, message."""
 
 

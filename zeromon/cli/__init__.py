@@ -6,10 +6,12 @@ hint.
 
 import argparse
 import importlib
+import json
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
 from zeromon import __version__
@@ -28,34 +30,7 @@ examples:
   zeromon --completion bash > ~/.local/share/bash-completion/completions/zeromon
 """
 
-_GROUPS = {
-    "Watch a run": {
-        "run": "watch the ranks of any command",
-        "attach": "show a run live, or attach to a pid",
-        "detach": "remove zeromon from a run that continues",
-        "dash": "the dashboard in the browser: live and recorded runs",
-        "try": "try a finding's change in the live job, and undo it",
-        "trace": "record steps; analyse traces and memory snapshots",
-    },
-    "After a run": {
-        "runs": "list runs; rename, note, tag or delete their records",
-        "report": "what a run did, how it ended, where every second went",
-        "compare": "runs side by side: significant differences",
-        "export": "steps as Parquet, CSV, Perfetto, TensorBoard, wandb",
-        "doctor": "examine this machine and its runs: problems, hangs",
-    },
-    "Before a run": {
-        "plan": "predict memory and step time, with or without changes",
-        "preflight": "run the command on virtual GPUs: does it fit?",
-        "fit": "find the largest micro-batch and the best stage",
-        "check": "check DeepSpeed, accelerate and FSDP configurations",
-        "rule": "explain a rule by its code",
-    },
-    "Connect": {
-        "prometheus": "write rules, alerts, scrape configuration, dashboards",
-        "mcp": "answer an assistant's questions about runs",
-    },
-}
+_GROUPS: dict[str, dict[str, str]] = json.loads(files(__package__).joinpath("verbs.json").read_text())
 """Title in the help -> its verbs, each with one line."""
 VERBS = {name: summary for group in _GROUPS.values() for name, summary in group.items()}
 _MODULES = {"try": "trial"}

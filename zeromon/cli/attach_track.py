@@ -60,10 +60,7 @@ def _folder_of_run(run: str) -> Path | None:
 
 @contextmanager
 def _hold_tracker_lock(name: str, run: str, folder: Path | None) -> Iterator[None]:
-    """Locks *run* for the tracker *name*: a second process would send everything twice.
-
-    Raises :class:`ExportError` if the lock is held.
-    """
+    """Locks *run* for the tracker *name*, or all would be sent twice; raises :class:`ExportError`."""
     if folder is None:
         yield
         return

@@ -31,7 +31,7 @@ from zeromon.cli.terminal import is_coloured, show_json, show_working
 from zeromon.comparison import text
 from zeromon.comparison.comparison import Column, Comparison, Row, compare, letter
 from zeromon.comparison.run_figures import RunFigures, figures_of
-from zeromon.comparison.thresholds import NAMES, Verdict, judge_limits, parse_limit
+from zeromon.comparison.text import NAMES, Verdict, judge_limits, parse_limit
 from zeromon.readout.tables import aligned_table
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.step_history.queries import by_step, frame_of_steps

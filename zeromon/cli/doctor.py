@@ -44,31 +44,18 @@ from zeromon.cli.parser import add_flag
 from zeromon.cli.report import newest_snapshot
 from zeromon.cli.terminal import show_json, show_text, show_working
 from zeromon.collector.notify import deliver_message, parse_target, split_notify_urls
+from zeromon.probes import process as processes
 from zeromon.probes.cpu_pressure import usable_cpu_count
 from zeromon.probes.devices import Devices
-from zeromon.probes.host_memory import HostReader
+from zeromon.probes.host import HostReader
 from zeromon.probes.network import network_peak_bandwidth
-from zeromon.probes.process import (
-    cached_extension_locks,
-    extension_cache_folder,
-    find_py_spy,
-    find_training_python,
-    own_package_folders,
-    python_stack_text,
-)
 from zeromon.readout import text
 from zeromon.readout.alerts import Tone, safe_message
 from zeromon.readout.verdict import hang_text
 from zeromon.ring import paths
 from zeromon.snapshot import Finding, Hang, RunSnapshot, Severity
 from zeromon.snapshot.run import NodeView, RankProcess
-from zeromon.sources.live import (
-    LiveSource,
-    collector_address,
-    find_live_runs,
-    only_live_run,
-    runs_of_node,
-)
+from zeromon.sources import live as live_source
 
 _GIB = 1 << 30
 _MIN_SHM_BYTES = 1 * _GIB
@@ -134,7 +121,7 @@ def survey_machine() -> list[Fact]:
 
 def zeromon_itself() -> list[Fact]:
     """The version of zeromon, and the collector."""
-    address = next(filter(None, map(collector_address, paths.user_ring_roots())), None)
+    address = next(filter(None, map(live_source.collector_address, paths.user_ring_roots())), None)
     return [
         Fact("zeromon", f"{__version__}, Python {platform.python_version()}"),
         Fact("collector", address or "not running: the first rank starts one"),
@@ -143,7 +130,7 @@ def zeromon_itself() -> list[Fact]:
 
 def torch_facts(python: str = "") -> list[Fact]:
     """The versions of torch and NCCL, and the names that the agent needs."""
-    executable = python or find_training_python()
+    executable = python or processes.find_training_python()
     answer = ask_torch(executable)
     if "version" not in answer:
         reason = answer.get("error", "it cannot be imported")
@@ -175,7 +162,7 @@ def ask_torch(python: str) -> dict[str, Any]:
     environment = os.environ | {"ZEROMON_RUN_DIR": ""}
     try:
         done = subprocess.run(
-            [python, "-W", "ignore", "-c", f"FOLDERS = {own_package_folders()}{_ASK_TORCH}"],
+            [python, "-W", "ignore", "-c", f"FOLDERS = {processes.own_package_folders()}{_ASK_TORCH}"],
             capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False, env=environment,
         )  # fmt: skip
         # The import of torch and of its plugins may print to stdout, too
@@ -192,7 +179,7 @@ def framework_facts() -> list[Fact]:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{name} {importlib.metadata.version(name)}")
     launchers = [n for n in ("torchrun", "deepspeed", "accelerate", "srun", "mpirun") if shutil.which(n)]
-    has_spy = bool(find_py_spy())
+    has_spy = bool(processes.find_py_spy())
     spy = f"py-spy is {'' if has_spy else 'not '}installed"
     hint = "pip install py-spy shows where a rank hangs."
     return [
@@ -271,8 +258,8 @@ def memory_facts() -> list[Fact]:
 
 def extension_cache_facts() -> list[Fact]:
     """The folder of torch's compiled extensions, and each lock in it, for which every rank waits."""
-    folder = extension_cache_folder(os.environ)
-    locks = cached_extension_locks(folder)
+    folder = processes.extension_cache_folder(os.environ)
+    locks = processes.cached_extension_locks(folder)
     facts = [Fact("extensions", f"{folder}, {'no lock' if not locks else 'locked'}")]
     for lock in locks:
         hint = f"{text.removal_of(lock)}: ranks wait for it for ever." if lock.is_stale else ""
@@ -350,7 +337,7 @@ def call(options: argparse.Namespace) -> int:
     if options.target is None:
         return _show_survey(options)
     try:
-        run = only_live_run(find_live_runs(options.target)).open().latest()
+        run = live_source.only_live_run(live_source.find_live_runs(options.target)).open().latest()
     except RunNotFound:
         run = newest_snapshot(options.target)
     return _examine_run(run, options)
@@ -360,7 +347,7 @@ def _show_survey(options: argparse.Namespace) -> int:
     with show_working("importing torch"):
         facts = survey_machine()
     alarm = any(fact.severity == "warning" for fact in facts)
-    live = [run for run in runs_of_node() if not run.ended]
+    live = [run for run in live_source.runs_of_node() if not run.ended]
     if options.json:
         show_json({"facts": facts, "runs": [run.run for run in live]})
         return int(alarm)
@@ -368,7 +355,9 @@ def _show_survey(options: argparse.Namespace) -> int:
     for run in live:
         sys.stdout.write("\n")
         # In this order: `alarm or ...` would skip every run after the first alarm
-        alarm = bool(_examine_run(LiveSource(run.address, run.run).latest(), options)) or alarm
+        alarm = (
+            bool(_examine_run(live_source.LiveSource(run.address, run.run).latest(), options)) or alarm
+        )
     return int(alarm)
 
 
@@ -393,17 +382,19 @@ def _examine_run(run: RunSnapshot, options: argparse.Namespace) -> int:
     if options.stacks:
         with show_working("reading stacks"), ThreadPoolExecutor(_AT_ONCE) as pool:
             ranks = [rank for rank in run.ranks if rank.status.alive]
-            stack_texts = pool.map(python_stack_text, [rank.pid for rank in ranks])
+            stack_texts = pool.map(processes.python_stack_text, [rank.pid for rank in ranks])
             stacks = {rank.rank: stack for rank, stack in zip(ranks, stack_texts, strict=True)}
     else:
         suspects = [] if options.no_stacks else _stack_suspects(hangs, run)
         reported = {rank.rank: "\n".join(rank.status.stack) for rank in run.ranks}
         # A stack that the rank has reported needs neither py-spy nor the right to trace
-        stacks = {rank: reported[rank] or python_stack_text(pid) for rank, pid in suspects}
+        stacks = {rank: reported[rank] or processes.python_stack_text(pid) for rank, pid in suspects}
         if not options.no_stacks and not run.ranks:
             # Not by rank: a launcher may give none, and processes of two attempts have the same
             starting = run.starting[:_MAX_STACKS]
-            stacks = {_process_label(process): python_stack_text(process.pid) for process in starting}
+            stacks = {
+                _process_label(process): processes.python_stack_text(process.pid) for process in starting
+            }
     if options.json:
         show_json({"run": run.run, "hangs": hangs, "stacks": stacks})
     else:

@@ -7,8 +7,6 @@ docs/reference/columns.md has the columns with their units. The files are readab
 0600). Existing files are replaced only with --force.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path
@@ -59,10 +57,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def make_export(run: RunSnapshot, path: Path, folder: Path | None, *, force: bool = False) -> Export:
-    """The export of *run*: its record in *folder*, else the steps of the snapshot itself.
-
-    Raises :class:`ExportError` for a run without a step.
-    """
+    """The export of *run* by *folder*, else its snapshot; raises :class:`ExportError` without steps."""
     import polars as pl
 
     steps, broken = step_tables(run, folder)

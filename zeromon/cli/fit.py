@@ -64,7 +64,7 @@ from zeromon.cli.virtual_machine import (
 from zeromon.memory import fit
 from zeromon.memory.plan import Row, Setup, of_run
 from zeromon.memory.reconcile import micro_batch_of_rank
-from zeromon.probes.host_memory import HostReader
+from zeromon.probes.host import HostReader
 from zeromon.readout.figures import BYTES, SECONDS
 from zeromon.readout.preflight import Two
 from zeromon.readout.tables import Column, aligned_table, text_table

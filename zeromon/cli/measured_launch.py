@@ -16,7 +16,7 @@ from statistics import fmean, median
 from zeromon.base.errors import LaunchError, RunNotFound, SourceError
 from zeromon.fold.summarize import COMPILES
 from zeromon.memory.fit import DEVICE, HOST, Trial, loses_beyond_noise
-from zeromon.probes.host_memory import Footprint
+from zeromon.probes.host import Footprint
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.readout.verdict import hang_text, judge_run
 from zeromon.ring import paths

@@ -30,8 +30,6 @@ Exit codes: 0 a stage fits, 1 none fits. With --changes, --set or --sweep: 0, or
 can be predicted.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import shlex

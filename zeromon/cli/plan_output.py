@@ -8,15 +8,7 @@ from typing import Any
 
 from zeromon.base.units import human_bytes, human_params, human_seconds, signed
 from zeromon.memory import plan
-from zeromon.memory.choice import GIVEN, choose_row
 from zeromon.memory.ladder import ladder_rungs
-from zeromon.memory.plan import (
-    Point,
-    fewest_fitting_devices,
-    memory_time_front,
-    step_difference,
-    unique_state_bytes,
-)
 from zeromon.memory.predict import ACTIVATION
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
@@ -30,7 +22,7 @@ from zeromon.tui.columns import fit_columns
 
 def plan_as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) -> str:
     """The table, the recommendation, and where the bytes go."""
-    model, chosen = setup.model, choose_row(setup, rows)
+    model, chosen = setup.model, plan.choose_row(setup, rows)
     choice = chosen.row
     output = [
         f"{model.name}: {_params_text(setup)} on {setup.devices} device"
@@ -49,7 +41,7 @@ def plan_as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = Fals
     output += [f"note: {note}" for note in model.notes]
     output += ["", _plan_table(setup, rows, choice, fewest=fewest), "", *_speed_notes(setup, rows)]
     if any(row.given and row is not choice for row in rows):
-        output.append(f"= {GIVEN}")
+        output.append(f"= {plan.GIVEN}")
     if any(_fit_text(row, setup.usable_bytes) == "tight" for row in rows):
         output.append("tight: over 90 % of what is usable, with little left for fragmentation")
     output += _paper_note(rows)
@@ -160,7 +152,7 @@ def _fit_text(row: plan.Row, usable_bytes: int) -> str:
 
 
 def _fewest_of(setup: plan.Setup, row: plan.Row) -> int | None:
-    ranks = fewest_fitting_devices(setup, row.plan)
+    ranks = plan.fewest_fitting_devices(setup, row.plan)
     return None if ranks is None else ranks * setup.tensor * setup.pipeline
 
 
@@ -185,7 +177,7 @@ def _roles_text(row: plan.Row) -> str:
 
 def plan_as_json(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) -> dict[str, Any]:
     """Everything, in bytes."""
-    chosen = choose_row(setup, rows)
+    chosen = plan.choose_row(setup, rows)
     choice = chosen.row
     return {
         "model": setup.model.name, "params": setup.model.params, "whole_params": setup.whole_numel,
@@ -201,7 +193,7 @@ def plan_as_json(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = Fals
                 "fits_host": row.fits_host, "fits_nvme": row.fits_nvme,
                 "plain_bytes": row.memory.model_states,
                 "cluster_bytes": row.memory.model_states * setup.devices,
-                "unique_bytes": unique_state_bytes(plan.sizes_under_plan(setup, row.plan), row.plan)
+                "unique_bytes": plan.unique_state_bytes(plan.sizes_under_plan(setup, row.plan), row.plan)
                 * setup.tensor
                 * setup.pipeline,
                 **({"fewest_devices": _fewest_of(setup, row)} if fewest else {}),
@@ -242,9 +234,9 @@ _MAX_SIDE_BY_SIDE, _MAX_UNITS = 3, 12
 """So many points have their exposed communication laid side by side, with so many units."""
 
 
-def changes_as_text(base: Point, points: Sequence[Point], *, width: int = sys.maxsize) -> str:
+def changes_as_text(base: plan.Point, points: Sequence[plan.Point], *, width: int = sys.maxsize) -> str:
     """The table for *width* columns, where speeds come from, and what is unknown."""
-    pareto = memory_time_front([base, *points])
+    pareto = plan.memory_time_front([base, *points])
     setup = base.setup
     assert setup is not None
     listed = points if len(points) <= _MAX_ROWS else [p for p in pareto if p is not base]
@@ -258,21 +250,23 @@ def changes_as_text(base: Point, points: Sequence[Point], *, width: int = sys.ma
     return "\n".join(rows) + "\n"
 
 
-def _changes_table(base: Point, listed: Sequence[Point], pareto: Sequence[Point], width: int) -> str:
-    def gain_text(point: Point, *numbers: int) -> str:
-        gained = step_difference(base, point) if point is not base else None
+def _changes_table(
+    base: plan.Point, listed: Sequence[plan.Point], pareto: Sequence[plan.Point], width: int
+) -> str:
+    def gain_text(point: plan.Point, *numbers: int) -> str:
+        gained = plan.step_difference(base, point) if point is not base else None
         if point.time is None or gained is None:
             return "n/a" if point.time is None else "-"
         return " to ".join(signed(human_seconds, gained[number]) for number in numbers)
 
-    def exposed_seconds(point: Point) -> float | None:
+    def exposed_seconds(point: plan.Point) -> float | None:
         return point.time.parts.communication + point.time.parts.waiting if point.time else None
 
-    def label(p: Point) -> str:
+    def label(p: plan.Point) -> str:
         return f"{'*' if p in pareto and len(pareto) > 1 else ' '} {p.label}"
 
     rows = [base, *listed]
-    columns: Columns[Point] = (
+    columns: Columns[plan.Point] = (
         Column("change", label, width=2 + max(len(label(p)) for p in rows)),
         Column("step", lambda p: p.time.seconds if p.time else None, SECONDS, 10),
         Column("(min to max)", lambda p: interval_text(p.time) if p.time else "n/a", TEXT, 22, 4),
@@ -284,7 +278,7 @@ def _changes_table(base: Point, listed: Sequence[Point], pareto: Sequence[Point]
     return text_table(rows, *(column for column, _ in fit_columns(columns, width)))
 
 
-_WHERE_KNOWN: tuple[Column[Point], ...] = (
+_WHERE_KNOWN: tuple[Column[plan.Point], ...] = (
     Column("device", lambda p: human_bytes(n) + " +" * p.is_bound if (n := _device_bytes(p)) else "n/a"),
     Column("fits", lambda p: ("yes" if p.row.fits else "no") if p.row and fits_known(p) else "n/a"),
     Column("MFU", lambda p: p.mfu if p.row else None, RATIO, 8, 2),
@@ -293,7 +287,7 @@ _WHERE_KNOWN: tuple[Column[Point], ...] = (
 """Columns that a table has where a point has a value."""
 
 
-def _exposed_tables(base: Point, points: Sequence[Point]) -> list[str]:
+def _exposed_tables(base: plan.Point, points: Sequence[plan.Point]) -> list[str]:
     """The exposed communication of a step by unit or bucket, the largest first."""
     timed = [
         (p.label, {**p.time.exposed, _LATE: p.time.parts.waiting})
@@ -316,7 +310,7 @@ def _exposed_tables(base: Point, points: Sequence[Point]) -> list[str]:
     return sections + ([f"  and {omitted} more; --json has all"] if omitted > 0 else [])
 
 
-def _point_notes(base: Point, points: Sequence[Point]) -> list[str]:
+def _point_notes(base: plan.Point, points: Sequence[plan.Point]) -> list[str]:
     setup = base.setup
     assert setup is not None
     notes = [f"note: {note}" for note in _assumed_notes(base)]
@@ -335,25 +329,25 @@ def _point_notes(base: Point, points: Sequence[Point]) -> list[str]:
     return notes
 
 
-def _device_bytes(point: Point) -> int:
+def _device_bytes(point: plan.Point) -> int:
     """Returns the bytes of *point* on a device; 0 where they are unknown."""
     return point.row.device_bytes if point.row is not None else 0
 
 
-def fits_known(point: Point) -> bool:
+def fits_known(point: plan.Point) -> bool:
     """Returns whether the memory of a device is known, and what *point* needs of it."""
     return point.setup is not None and point.setup.capacity_known and _device_bytes(point) > 0
 
 
-def _assumed_notes(base: Point) -> list[str]:
+def _assumed_notes(base: plan.Point) -> list[str]:
     assert base.setup is not None
     missing = "what fits is n/a without the memory of a device: give --gpu"
     return [*base.setup.model.notes, *([] if fits_known(base) else [missing])]
 
 
-def changes_as_json(base: Point, points: Sequence[Point], *, of: int) -> dict[str, Any]:
+def changes_as_json(base: plan.Point, points: Sequence[plan.Point], *, of: int) -> dict[str, Any]:
     """Everything, in bytes and seconds; *of*: how many points were asked for."""
-    pareto = memory_time_front([base, *points])
+    pareto = plan.memory_time_front([base, *points])
     setup = base.setup
     assert setup is not None
     return {
@@ -367,7 +361,7 @@ def changes_as_json(base: Point, points: Sequence[Point], *, of: int) -> dict[st
     }
 
 
-def _point_json(point: Point, base: Point, pareto: Sequence[Point]) -> dict[str, Any]:
+def _point_json(point: plan.Point, base: plan.Point, pareto: Sequence[plan.Point]) -> dict[str, Any]:
     content: dict[str, Any] = {"change": dict(point.change), "error": point.error or None}
     row = point.row
     if row is None:
@@ -388,7 +382,7 @@ def _point_json(point: Point, base: Point, pareto: Sequence[Point]) -> dict[str,
     content |= step_seconds(row)
     if not isinstance(row.time, StepTime):
         return content
-    gain = step_difference(base, point)
+    gain = plan.step_difference(base, point)
     return content | {
         "exposed_seconds": dict(row.time.exposed),
         "difference_seconds": gain[0] if gain else None,

@@ -1,7 +1,5 @@
 """The options of ``zeromon plan``, and the model, machine, batch and strategy that they describe."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -44,7 +42,7 @@ from zeromon.memory.speeds import (
     parse_link_peak,
     with_larger_batch,
 )
-from zeromon.probes.host_memory import memory_capacity
+from zeromon.probes.host import memory_capacity
 from zeromon.probes.process import find_training_python, own_package_folders
 from zeromon.snapshot import RunSnapshot
 

@@ -33,12 +33,12 @@ from zeromon.cli.parser import add_flag, add_option, positive
 from zeromon.cli.report import snapshot_of, snapshot_or_none
 from zeromon.cli.terminal import show_json, show_progress, show_text
 from zeromon.cli.virtual_machine import (
+    RankRings,
     VirtualMachine,
     add_machine_arguments,
     placed_launch,
     virtual_machine,
 )
-from zeromon.cli.virtual_waits import RankRings
 from zeromon.diagnosis.engine import BY_SEVERITY, advise
 from zeromon.memory.fit import Trial
 from zeromon.readout.figures import STEP

@@ -146,10 +146,7 @@ def runs_of_job(run: RunSnapshot) -> list[RunSnapshot]:
 def write_html_page(
     run: RunSnapshot, path: str, *, still: bool = False, steps: Series | None = None
 ) -> None:
-    """The run as one HTML file, with its *steps*, else those of its history.
-
-    Raises :class:`SourceError` when it cannot be made.
-    """
+    """Writes the run, with its *steps* or its history, as one HTML file; raises :class:`SourceError`."""
     pages = draw_module("html_report")
     store = Store()
     columns = step_series(run, store.folder(run.run)) if steps is None else steps

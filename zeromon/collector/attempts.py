@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from zeromon.attach.rank_processes import Process, ranks_to_be, running_processes
+from zeromon.attach.rank_processes import ranks_to_be, running_processes
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower
 from zeromon.fold.ledger import Observed, ledger_rows, ledger_totals, process_began_ns, with_lost_steps
 from zeromon.fold.summarize import summarize_rank
@@ -251,7 +251,13 @@ class Launched:
         by_pid = {process.pid: process for process in ranks_to_be(self._pid, running_processes())}
         for pid, process in by_pid.items():
             if pid not in self._waiting and pid not in reported:
-                self._add_process(process, now_ns)
+                restarts = process.environment.get("TORCHELASTIC_RESTART_COUNT", "")
+                attempt = 1 + int(restarts) if restarts.isdigit() else 1
+                watch = ProcessWatch(process.pid)
+                self._waiting[process.pid] = _Waiting(watch, process.rank, attempt, now_ns)
+                # Without this, the first stack of a new attempt may come a minute late
+                self._pause_seconds = _FIRST_STACK_SECONDS
+                self._next_stack_ns = now_ns + round(_FIRST_STACK_SECONDS * 1e9)
         for pid, waiting in list(self._waiting.items()):
             if pid in reported or (waiting.rank is None and pid not in by_pid):  # not a rank after all
                 del self._waiting[pid]
@@ -260,15 +266,6 @@ class Launched:
                 waiting.dead_looks += 1
         if self.is_waiting:
             self._read_stacks(now_ns)
-
-    def _add_process(self, process: Process, now_ns: int) -> None:
-        restarts = process.environment.get("TORCHELASTIC_RESTART_COUNT", "")
-        attempt = 1 + int(restarts) if restarts.isdigit() else 1
-        watch = ProcessWatch(process.pid)
-        self._waiting[process.pid] = _Waiting(watch, process.rank, attempt, now_ns)
-        # Without this, the first stack of a new attempt may come a minute late
-        self._pause_seconds = _FIRST_STACK_SECONDS
-        self._next_stack_ns = now_ns + round(_FIRST_STACK_SECONDS * 1e9)
 
     def _read_stacks(self, now_ns: int) -> None:
         if now_ns < self._next_stack_ns or (self._reader and self._reader.is_alive()):

@@ -177,10 +177,7 @@ _Row = TypeVar("_Row", PartialArrival, MatchedCollective)
 
 
 class Clock:
-    """The offset of this node's clock, from the last exchanges.
-
-    One thread adds them while another reads: each reads a copy.
-    """
+    """The offset of this node's clock by the last exchanges; one thread adds them, others copy."""
 
     def __init__(self) -> None:
         self._offsets: deque[ClockOffset] = deque(maxlen=64)

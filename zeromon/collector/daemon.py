@@ -21,8 +21,8 @@ from zeromon.base.errors import CaptureRefused, RunNotFound, TrialRefused, Zerom
 from zeromon.collector.cluster import Leader, NodeInfo
 from zeromon.collector.cluster_client import answer_report, read_node_infos, run_of_report
 from zeromon.collector.notify import Notifier
+from zeromon.collector.requests import Captures
 from zeromon.collector.run import RETRY_NS, RunFollower
-from zeromon.collector.trace_capture import Captures
 from zeromon.probes.devices import Devices
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file

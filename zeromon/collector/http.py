@@ -32,7 +32,7 @@ from zeromon.base.errors import CollectorError, RunNotFound, ZeromonError
 from zeromon.collector.cluster import NodeInfo
 from zeromon.collector.cluster_client import reply_signature
 from zeromon.collector.daemon import Collector
-from zeromon.collector.trial_requests import DEFAULT_ROUNDS
+from zeromon.collector.requests import DEFAULT_ROUNDS
 from zeromon.export.prometheus.metrics import Exposition
 from zeromon.ring import tokens
 from zeromon.snapshot import RunSnapshot

@@ -12,8 +12,7 @@ from zeromon.fold.fold import fold_records
 from zeromon.fold.state import RankState
 from zeromon.probes import process
 from zeromon.probes.cpu_pressure import PressureReader
-from zeromon.probes.disk import DiskReader
-from zeromon.probes.host_memory import HostReader
+from zeromon.probes.host import DiskReader, HostReader
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.ring.codes import ExitKind
 from zeromon.ring.events import Raw

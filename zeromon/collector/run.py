@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 from zeromon.base.errors import RingError
 from zeromon.base.units import printable, printable_values
-from zeromon.collector import attempts, trace_capture
+from zeromon.collector import attempts, requests
 from zeromon.collector.attempts import Launched
 from zeromon.collector.cluster import Leader
 from zeromon.collector.cluster_client import NOTE, RunCluster
 from zeromon.collector.notify import TOLD, Notifier
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memory
-from zeromon.collector.trace_capture import Captures
-from zeromon.collector.trial_requests import Trials, with_trial_results
+from zeromon.collector.requests import Captures, Trials, with_trial_results
 from zeromon.diagnosis.arrivals import ArrivalSkew, with_bubbles
 from zeromon.diagnosis.communicators import ras_of, with_groups
 from zeromon.diagnosis.engine import FindingHistory, advise
@@ -37,7 +36,7 @@ from zeromon.probes import process
 from zeromon.probes.cpu_pressure import CpuUsers
 from zeromon.probes.devices import Devices
 from zeromon.probes.energy import EnergyMeter, Rapl
-from zeromon.probes.host_memory import HostReader
+from zeromon.probes.host import HostReader
 from zeromon.probes.nccl_ras import InspectorReader, RasReader, is_local_address
 from zeromon.probes.network import network_peak_bandwidth
 from zeromon.probes.process import REVISION, ProcessWatch, Revision
@@ -680,7 +679,7 @@ def _uses_nccl(rank: RankSnapshot) -> bool:
 TOTALS, _HISTORY_END = "totals.msgpack", "history.json"
 _RUN_FILES = (
     "rank*.ring", "rank*.loading", "run.json", paths.RUN_NAME, "nodes.json", NOTE, "meets",
-    process.TASKS, REVISION, TOTALS, trial_words.REQUEST, trial_words.WORDS, trace_capture.REQUEST,
+    process.TASKS, REVISION, TOTALS, trial_words.REQUEST, trial_words.WORDS, requests.REQUEST,
     paths.NOTIFY, TOLD, _HISTORY_END, TOKEN, f"{paths.TRACK}*",
 )  # fmt: skip
 """The files of zeromon in a run's folder."""

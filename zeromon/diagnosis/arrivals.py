@@ -80,10 +80,7 @@ class PartialArrival(NamedTuple):
     waits_ns: int = NEVER
     """When the first of them began to wait."""
     others_wait_ns: int = NEVER
-    """When the first of all but *last_rank* began to wait.
-
-    :data:`END_OF_TIME_NS` with one member on the node.
-    """
+    """When the first but *last_rank* began to wait; :data:`END_OF_TIME_NS` with one member here."""
     transfer_known: bool = True
     """False where it is only a bound: by the spans of the last rank and of the shortest."""
 

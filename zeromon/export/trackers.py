@@ -205,10 +205,7 @@ def valid_wandb_id(run: str) -> str:
 
 
 def live_step_scalars(rows: Iterable[Row], ranks: int) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yields the scalars of *rows* by step, of a run of so many *ranks*.
-
-    Of many ranks the largest and the median of each.
-    """
+    """Yields the scalars of *rows* by step; of many *ranks*, the maximum and the median of each."""
     ordered = sorted(rows, key=lambda row: (row["step"], row["rank"]))
     for step, together in group_by_step(ordered):
         yield step, named_scalars(together) if ranks <= MAX_RANKS else _reduced_scalars(together)

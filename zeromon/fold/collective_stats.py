@@ -5,8 +5,6 @@ steps; a step in progress is left out. Waits and transfers arrive later than the
 collector adds them after it has matched a collective across ranks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -77,7 +75,7 @@ class Sums:
         self.matched_bytes = self.matched_ns = 0.0
         self.matches = 0.0
 
-    def absorb_step(self, step_sums: Sums, share: float) -> None:
+    def absorb_step(self, step_sums: "Sums", share: float) -> None:
         """Adds the sums of the newest step, and keeps *share* of all."""
         self.calls = (self.calls + step_sums.calls) * share  # no loop: most rows do this each step
         self.nbytes = (self.nbytes + step_sums.nbytes) * share
@@ -91,7 +89,7 @@ class Sums:
         self.matched_ns = (self.matched_ns + step_sums.matched_ns) * share
         self.matches = (self.matches + step_sums.matches) * share
 
-    def per_step(self, steps: float) -> Sums:
+    def per_step(self, steps: float) -> "Sums":
         """Returns the means over so many *steps*."""
         mean_sums = Sums()
         mean_sums.absorb_step(self, 1 / steps)

@@ -71,7 +71,13 @@ def fold_call_record(state: RankState, call: Call, record: Raw) -> None:
     elif call.is_issue:  # kept to show a hang
         call.of_group.inferred[record[4]] = record
     else:
-        _fold_failed_call(call, record)
+        of_group, sequence = call.of_group, record[6]
+        if sequence > of_group.ended:
+            of_group.ended = sequence
+        if record[2] >> 24 & _INFERRED:
+            of_group.inferred.pop(sequence, None)
+        elif sequence in of_group.in_flight:
+            of_group.failed = of_group.in_flight.pop(sequence)
 
 
 def _fold_issued_call(state: RankState, call: Call, record: Raw) -> None:
@@ -111,16 +117,6 @@ def _fold_issued_call(state: RankState, call: Call, record: Raw) -> None:
     # A collective that nobody waits for has no DONE: a loop without steps would add them all
     if len(of_group.in_flight) < MAX_IN_FLIGHT:
         of_group.in_flight[sequence] = record
-
-
-def _fold_failed_call(call: Call, record: Raw) -> None:
-    of_group, sequence = call.of_group, record[6]
-    if sequence > of_group.ended:
-        of_group.ended = sequence
-    if record[2] >> 24 & _INFERRED:
-        of_group.inferred.pop(sequence, None)
-    elif sequence in of_group.in_flight:
-        of_group.failed = of_group.in_flight.pop(sequence)
 
 
 def _fold_ended_call(state: RankState, call: Call, record: Raw) -> None:

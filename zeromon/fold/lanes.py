@@ -5,8 +5,6 @@ whose mark follows it. A wait whose moment the ring does not hold, and a collect
 counted and are not drawn.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -56,7 +54,7 @@ class _Step:
     unplaced_ns: int = 0
     collectives: int = 0
     timed: int = 0
-    spans: list[tuple[LaneSpan, _Key | None]] = field(default_factory=list)
+    spans: "list[tuple[LaneSpan, _Key | None]]" = field(default_factory=list)
 
     def mark(self) -> LaneStep:
         """The step without its spans."""

@@ -3,8 +3,6 @@
 Times are nanoseconds of CLOCK_MONOTONIC, sizes bytes, ratios 0..1.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -74,7 +72,7 @@ class Window:
         self.began_before = False
         """True if a wait began before its own collective; else :attr:`blocked` is communication."""
 
-    def follow(self, first_part: Window) -> None:
+    def follow(self, first_part: "Window") -> None:
         """Adds the communication of *first_part*, the part of the same step before this one."""
         # In front: behind, the ends are out of order, and _covered_ns() sorts at each call
         self.ended[:0], self.blocked[:0] = first_part.ended, first_part.blocked
@@ -178,40 +176,31 @@ _BEATS = 61
 """Heartbeats, one a second: the accounted overhead covers the last minute."""
 
 
+# The numbers, not the record that has them: compiled, they lie side by side
+@dataclass(slots=True, eq=False)
 class Arrival:
     """A collective that ended at a rank; the collector matches it with those of the other ranks."""
 
-    __slots__ = (
-        "blocked_ns", "ended_ns", "group", "is_wait", "issued_ns", "nbytes", "on_device", "on_host",
-        "row", "sequence", "span_known", "step", "timed_step", "waits_from_ns",
-    )  # fmt: skip
-
-    def __init__(
-        self, group: int, sequence: int, issued_ns: int, ended_ns: int, nbytes: int, blocked_ns: int,
-        waits_from_ns: int, step: int, timed_step: int, row: CollectiveStats,
-        on_device: bool = False, is_wait: bool = False, span_known: bool = True, on_host: bool = True,
-    ) -> None:  # fmt: skip
-        # the numbers, not the record that has them: compiled, they lie side by side
-        self.group = group
-        self.sequence = sequence
-        self.issued_ns = issued_ns
-        self.ended_ns = ended_ns
-        self.nbytes = nbytes
-        self.blocked_ns = blocked_ns
-        """For how long the rank was blocked."""
-        self.waits_from_ns = waits_from_ns
-        """When the rank began to wait, at the earliest when it arrived: before, it computed."""
-        self.step = step
-        self.on_device = on_device
-        self.is_wait = is_wait
-        """True where a stream's wait for it is known, and neither its beginning nor its bytes."""
-        self.span_known = span_known
-        """True where it is not only a bound."""
-        self.on_host = on_host
-        """True where no device runs it: then its begin is known."""
-        self.timed_step = timed_step
-        """The count of timed steps, the steps of a row."""
-        self.row = row
+    group: int
+    sequence: int
+    issued_ns: int
+    ended_ns: int
+    nbytes: int
+    blocked_ns: int
+    """For how long the rank was blocked."""
+    waits_from_ns: int
+    """When the rank began to wait, at the earliest when it arrived: before, it computed."""
+    step: int
+    timed_step: int
+    """The count of timed steps, the steps of a row."""
+    row: CollectiveStats
+    on_device: bool = False
+    is_wait: bool = False
+    """True where a stream's wait for it is known, and neither its beginning nor its bytes."""
+    span_known: bool = True
+    """True where it is not only a bound."""
+    on_host: bool = True
+    """True where no device runs it: then its begin is known."""
 
 
 KEPT_CALLS: Final = 256

@@ -8,17 +8,9 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
+from zeromon.fold import ledger
 from zeromon.fold.collective_stats import payload_size_rows, traffic_rows as stats_rows
 from zeromon.fold.collectives import group_progress_row, in_flight_rows
-from zeromon.fold.ledger import (
-    NOTHING_OBSERVED,
-    Observed,
-    has_exited_cleanly,
-    ledger_rows,
-    ledger_totals,
-    loop_activity_rows,
-    startup_ns_by_part,
-)
 from zeromon.fold.saved_totals import PathTotals
 from zeromon.fold.state import RankState, Spent, folds_event
 from zeromon.fold.steps import pipeline_summary_row, unit_rows
@@ -47,7 +39,9 @@ _WINDOW = 20
 _FRAME_CHARS = 240
 
 
-def summarize_rank(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSnapshot:
+def summarize_rank(
+    state: RankState, observed: ledger.Observed = ledger.NOTHING_OBSERVED
+) -> RankSnapshot:
     """Returns the frozen snapshot of *state* and of what was observed of its process."""
     meta = state.meta
     fields = state.rank_strategy(dimensions := state.rank_dimensions())
@@ -81,18 +75,18 @@ def _steady_steps(state: RankState) -> list[StepSummary]:
     return step.settled_steps(list(islice(reversed(state.history), _WINDOW))[::-1])
 
 
-def _is_watched(observed: Observed) -> bool:
+def _is_watched(observed: ledger.Observed) -> bool:
     """Returns False after the agent was removed: what the process does now is not known."""
     return not observed.ended.startswith(rank.DETACHED)
 
 
-def _status_record(state: RankState, observed: Observed) -> rank.RankStatus:
+def _status_record(state: RankState, observed: ledger.Observed) -> rank.RankStatus:
     return rank.RankStatus(
         alive=observed.alive,
         ended=observed.ended,
         failed=observed.failed,
         exception=state.texts.get(state.exit.text, "") if state.exit else "",
-        leaving=observed.alive and has_exited_cleanly(state),
+        leaving=observed.alive and ledger.has_exited_cleanly(state),
         joined=state.meta.get("attached") is True,
         started_ns=state.first_event_ns,
         last_event_ns=state.last_event_ns,
@@ -126,7 +120,7 @@ def _steps_record(state: RankState) -> rank.RankSteps:
     )
 
 
-def _communication_record(state: RankState, observed: Observed) -> rank.RankCommunication:
+def _communication_record(state: RankState, observed: ledger.Observed) -> rank.RankCommunication:
     active = [s for s in _steady_steps(state) if not s.idle]
     timed = [s for s in active if s.timed]
     collectives = sum(s.collectives for s in active)
@@ -168,7 +162,7 @@ def _communication_record(state: RankState, observed: Observed) -> rank.RankComm
 
 
 def _memory_record(
-    state: RankState, observed: Observed, models: tuple[ModelMetadata, ...]
+    state: RankState, observed: ledger.Observed, models: tuple[ModelMetadata, ...]
 ) -> rank.RankMemory:
     roles = tuple(
         RoleRow(
@@ -240,7 +234,16 @@ def _config_record(state: RankState) -> rank.RankConfig:
 def _training_record(state: RankState) -> rank.RankTraining:
     marks = state.meta.get("batches")
     return rank.RankTraining(
-        scalars=training_scalar_rows(state),
+        scalars=tuple(
+            step.ScalarRow(
+                name=scalar.label,
+                value=totals.value if math.isfinite(totals.value) else None,
+                step=totals.step,
+                nonfinite=totals.nonfinite,
+                first_nonfinite_step=totals.first_nonfinite_step,
+            )
+            for scalar, totals in sorted(state.scalars.items())
+        ),
         batches=step.BatchRow(**asdict(state.batches)) if state.batches.steps else None,
         loading=loader_totals_row(state),
         out_of_batches=state.out_of_batches,
@@ -263,14 +266,14 @@ def _uncounted_times(communication: rank.RankCommunication) -> rank.RankCommunic
     )
 
 
-def _ledger_record(state: RankState, observed: Observed) -> rank.RankLedger:
+def _ledger_record(state: RankState, observed: ledger.Observed) -> rank.RankLedger:
     resumed = state.meta.get("resumed_step")
     return rank.RankLedger(
-        rows=ledger_rows(state, observed),
-        totals=ledger_totals(state, observed),
-        activities=loop_activity_rows(state),
+        rows=ledger.ledger_rows(state, observed),
+        totals=ledger.ledger_totals(state, observed),
+        activities=ledger.loop_activity_rows(state),
         startup_seconds=state.startup_ns / 1e9 if state.startup_ns >= 0 else None,
-        startup_parts={name: ns / 1e9 for name, ns in startup_ns_by_part(state).items()},
+        startup_parts={name: ns / 1e9 for name, ns in ledger.startup_ns_by_part(state).items()},
         resumed_step=resumed if isinstance(resumed, int) else None,
         unsaved_seconds=state.ledger.since_save_ns / 1e9 if state.steps else None,
         unsaved_steps=state.ledger.unsaved_steps if state.steps else None,
@@ -444,7 +447,7 @@ def _own_code_lines(state: RankState) -> tuple[CodeLine, ...]:
     )
 
 
-def _pause_reason(state: RankState, observed: Observed) -> str:
+def _pause_reason(state: RankState, observed: ledger.Observed) -> str:
     if observed.halted is not rank.Halt.NONE:  # the newest stack is of the time before
         return IN_DEBUGGER if observed.halted is rank.Halt.TRACED else ""
     # Nobody removes a stale lock: as an expected pause, it is mere information for half an hour
@@ -524,20 +527,6 @@ def measured_cost(pairs: Iterable[tuple[int, int]]) -> tuple[float, float] | Non
 
 
 # ---- what the training itself tells of a rank ---------------------------------------------------
-
-
-def training_scalar_rows(state: RankState) -> tuple[step.ScalarRow, ...]:
-    """Loss, gradient norm and learning rate, those that the host knows."""
-    return tuple(
-        step.ScalarRow(
-            name=scalar.label,
-            value=totals.value if math.isfinite(totals.value) else None,
-            step=totals.step,
-            nonfinite=totals.nonfinite,
-            first_nonfinite_step=totals.first_nonfinite_step,
-        )
-        for scalar, totals in sorted(state.scalars.items())
-    )
 
 
 @folds_event(Loading)

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from zeromon.memory.choice import lowest_costs, step_costs
-from zeromon.memory.plan import Row, Setup, predict_row
+from zeromon.memory.plan import Row, Setup, lowest_costs, predict_row, step_costs
 from zeromon.memory.predict import During
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import ShardPlan, ZeroStage
@@ -293,7 +292,7 @@ def rows_of_stages(names: Sequence[str], setup: Setup | None) -> dict[str, Row]:
 
 
 def cheapest_first(names: Sequence[str], rows: Mapping[str, Row]) -> list[str]:
-    """Returns *names* by the policy of :mod:`zeromon.memory.choice`, without rows by what is sharded."""
+    """Returns *names* by the policy of :mod:`zeromon.memory.plan`, without rows by what is sharded."""
     costs, ordered = step_costs(rows), []
     while costs:
         ordered.append(min(lowest_costs(costs), key=lambda name: rows[name].plan.stage))

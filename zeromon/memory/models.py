@@ -6,7 +6,16 @@ from dataclasses import replace
 from typing import Any, cast
 
 from zeromon.base.errors import PlanError
-from zeromon.memory.spec import QUANTIZATIONS, ROOT, Adapters, ModelSpec, Shape, Transformer, Unit
+from zeromon.memory.spec import (
+    QUANTIZATIONS,
+    ROOT,
+    TABLES,
+    Adapters,
+    ModelSpec,
+    Shape,
+    Transformer,
+    Unit,
+)
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Dim, dim_by_name
 from zeromon.snapshot import RankSnapshot, RunSnapshot
@@ -168,27 +177,7 @@ def _possible_mlps(config: Mapping[str, Any], hidden: int) -> Iterator[tuple[dic
         }, total  # fmt: skip
 
 
-_GEMMA_2 = {"fp32_scales": True, "output_norms": True}
-_OLMO_2 = {**_GEMMA_2, "input_norms": 0, "query_norms": True}
-_FUSED = {"attention_readers": 1, "mlp_readers": 1}
-
-_FAMILIES: Mapping[str, Mapping[str, Any]] = {
-    "gemma": {"fp32_scales": True},
-    "gemma2": {**_GEMMA_2, "capped_scores": True},
-    "gemma3_text": _GEMMA_2,
-    "glm4": {"output_norms": True, "mlp_readers": 1, "copied_output": True},
-    "gpt2": _FUSED,
-    "gpt_neox": {**_FUSED, "fused_values": True, "copied_output": True, "parallel_norms": True},
-    "olmo2": _OLMO_2,
-    "olmo3": _OLMO_2,
-    "phi": {"input_norms": 1, "copied_output": True},
-    "phi3": {**_FUSED, "fused_values": True, "copied_output": True},
-    "stablelm": {"copied_output": True},
-    **{family: {} for family in (
-        "granite", "llama", "mistral", "mixtral", "opt", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
-        "smollm3", "starcoder2",
-    )},
-}  # fmt: skip
+_FAMILIES: Mapping[str, Mapping[str, Any]] = TABLES["families"]
 """``model_type`` -> how its layers differ from what their shapes and configuration say.
 
 Each is measured by what autograd keeps of the layers that transformers 5 makes.

@@ -1,34 +1,17 @@
 """Plans the sharding of a model: memory, fit and communication by strategy, fewest devices. Pure."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from zeromon.base.errors import PlanError
-from zeromon.memory import predict
+from zeromon.base.units import human_bytes, human_seconds
+from zeromon.memory import predict, reconcile, speeds
 from zeromon.memory.models import equal_ranks, largest_part, model_of, ranks_of_dim, whole_numel
-from zeromon.memory.reconcile import (
-    micro_batch_of_rank,
-    read_model_facts,
-    sizes_in_layers,
-    unattributed_memory,
-    with_micro_steps,
-)
 from zeromon.memory.seconds import StepTime, forward_pass_flops, step_time
 from zeromon.memory.sent import SentBytes, paper_step_bytes, sent_step_bytes
-from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, Transformer, Unit, ZeroStage
-from zeromon.memory.speeds import (
-    DEVICES,
-    Machine,
-    RunSpeeds,
-    find_named_device,
-    measured_of,
-    speeds_of_machine,
-    speeds_of_run,
-)
+from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Transformer, Unit, ZeroStage
 from zeromon.ring.strategy import Dim
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 
@@ -103,9 +86,9 @@ class Setup:
     """Reference and reward models beside the trained one."""
     generated_tokens: int = 0
     """Tokens of all sequences that a rank generates at once."""
-    machine: Machine = field(default_factory=Machine)
+    machine: speeds.Machine = field(default_factory=speeds.Machine)
     """Speeds of devices and links."""
-    measured: RunSpeeds | None = None
+    measured: speeds.RunSpeeds | None = None
     """Speeds that a run has measured; replace those of *machine*."""
 
     @property
@@ -154,7 +137,7 @@ class Row:
     """The seconds of a step, or what must be known for them, in words."""
     given: bool = False
     """The plan is that of the configuration, the options or the run."""
-    tuned: Row | None = None
+    tuned: "Row | None" = None
     """Its variant by settings of DeepSpeed that shorten the step or send less; None where none does."""
 
     @property
@@ -184,20 +167,17 @@ def hosts_of(ranks: int) -> int:
 
 
 def of_run(run: RunSnapshot) -> Setup:
-    """Returns the setup of *run*, with its measured activations.
-
-    Raises :class:`PlanError` when the run reported no model metadata.
-    """
+    """Returns the setup of *run*, activations as measured; raises :class:`PlanError` without a model."""
     rank = largest_part(run)
     metadata = model_of(rank) if rank is not None else None
-    described = read_model_facts(metadata) if metadata is not None else None
+    described = reconcile.read_model_facts(metadata) if metadata is not None else None
     if rank is None or metadata is None or described is None:
         raise PlanError(
             f"{run.run} reported no model metadata",
             hint="The metadata comes with the first optimizer step under FSDP, DDP or DeepSpeed.",
         )
-    ran = with_micro_steps(rank, described.plan)
-    sizes, notes = sizes_in_layers(described.sizes, ran, metadata.get("blocks", []), rank), []
+    ran = reconcile.with_micro_steps(rank, described.plan)
+    sizes, notes = reconcile.sizes_in_layers(described.sizes, ran, metadata.get("blocks", []), rank), []
     if len(rank.config.models) > 1 and rank.communication.pipeline is None:
         notes.append(f"the first of {len(rank.config.models)} models of the run")
     if not described.optimizer_known:
@@ -217,7 +197,7 @@ def of_run(run: RunSnapshot) -> Setup:
         notes=tuple(notes),
     )
     activation_bytes = _measured_activations(rank, predict.memory_of(sizes, ran))
-    size = micro_batch_of_rank(rank) or 1
+    size = reconcile.micro_batch_of_rank(rank) or 1
     capacity = rank.memory.device.capacity_bytes if rank.memory.device is not None else -1
     return Setup(
         model=model,
@@ -234,7 +214,7 @@ def of_run(run: RunSnapshot) -> Setup:
         whole_numel=numel,
         tensor=ranks_of_dim(rank, Dim.TP),
         pipeline=ranks_of_dim(rank, Dim.PP),
-        measured=measured_of(run.run, equal_ranks(run, rank), sizes, ran, max(1, len(run.nodes))),
+        measured=speeds.measured_of(run.run, equal_ranks(run, rank), sizes, ran, max(1, len(run.nodes))),
     )
 
 
@@ -243,7 +223,7 @@ def _measured_activations(rank: RankSnapshot, memory: predict.MemoryBreakdown) -
 
     Its roles are those of the step: gradients that activations never meet are no part of the peak.
     """
-    rows = [row for row in unattributed_memory(rank) if row.kind == "activation_temp"]
+    rows = [row for row in reconcile.unattributed_memory(rank) if row.kind == "activation_temp"]
     met = [
         row.device_bytes
         for row in rank.memory.roles
@@ -270,18 +250,15 @@ def sizes_under_plan(setup: Setup, plan: ShardPlan) -> Sizes:
     )
 
 
-def sequence_activation_bytes(setup: Setup, plan: ShardPlan) -> int:
-    """Returns the measured activations of one sequence in the precision of *plan*, bytes."""
-    scale = plan.precision.compute_bytes / (setup.measured_compute_bytes or plan.precision.compute_bytes)
-    return round((setup.measured_activation_bytes or 0) * scale)
-
-
 def activation_terms(setup: Setup) -> tuple[predict.Term, ...]:
     """Returns the terms of the activations of one micro-batch; empty where unknown."""
     if setup.batch is None:
         return ()
     if setup.measured_activation_bytes is not None:
-        nbytes = sequence_activation_bytes(setup, setup.plan) * setup.batch.sequences
+        scale = setup.plan.precision.compute_bytes / (
+            setup.measured_compute_bytes or setup.plan.precision.compute_bytes
+        )
+        nbytes = round((setup.measured_activation_bytes or 0) * scale) * setup.batch.sequences
         return (predict.Term(predict.ACTIVATION, nbytes, during=predict.During.ACTIVATIONS),)
     shape = setup.model.architecture
     # A configuration has the micro-batch, and not the length
@@ -329,8 +306,10 @@ def _predict_step_time(setup: Setup, sizes: Sizes, plan: ShardPlan) -> StepTime 
     if setup.tensor * setup.pipeline > 1:
         return "the time that tensor and pipeline parallelism send"
     if setup.measured is not None:
-        return step_time(sizes, plan, speeds_of_run(setup.measured, setup.machine, plan))
-    return step_time(sizes, plan, speeds_of_machine(setup.machine, setup.model, setup.batch, plan))
+        return step_time(sizes, plan, speeds.speeds_of_run(setup.measured, setup.machine, plan))
+    return step_time(
+        sizes, plan, speeds.speeds_of_machine(setup.machine, setup.model, setup.batch, plan)
+    )
 
 
 def _fitting_sequences(setup: Setup, plan: ShardPlan) -> int | None:
@@ -423,7 +402,7 @@ def parse_size(size: str) -> int:
 
     A plain number is in GiB up to :data:`GIB_AT_MOST`, a larger one in bytes.
     """
-    if device := find_named_device(size):
+    if device := speeds.find_named_device(size):
         return device.nbytes
     key = size.strip().lower()
     units = {
@@ -443,7 +422,7 @@ def parse_size(size: str) -> int:
         return round(nbytes)
     raise PlanError(
         f"{size!r} is neither a known GPU nor a memory size",
-        hint=f"Like 80GiB, or one of {', '.join(sorted(DEVICES))}.",
+        hint=f"Like 80GiB, or one of {', '.join(sorted(speeds.DEVICES))}.",
     )
 
 
@@ -637,3 +616,172 @@ def memory_time_front(points: Sequence[Point]) -> list[Point]:
             frontier.append(cand)
             fastest = cand.sample_seconds
     return frontier
+
+
+# ---- which row to choose ------------------------------------------------------------------------
+
+# Chooses the row of a plan: the one policy of ``plan``, ``check`` and fix-a-run.md. Pure.
+# 1. It fits, with the least offload. 2. Where no micro-batch is given, it leaves half of the device
+# for activations, if any such row does. 3. It costs less than the others by a tenth or more: by the
+# seconds of a step, where all are known, else by the bytes that a rank sends; with DeepSpeed's
+# settings that make either less. 4. Among rows of about the same cost: the given one, else the
+# lowest stage.
+
+Key = TypeVar("Key", bound=Hashable)
+ROOMY = 0.5
+"""Share of a device that model states may take where activations are unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The best row, None if nothing fits, and the reasons, one sentence each."""
+
+    row: Row | None
+    reasons: tuple[str, ...]
+    settings: tuple[str, ...] = ()
+    """Settings that make its step shorter: ``"overlap_comm": true``."""
+
+
+def choose_row(setup: Setup, rows: Sequence[Row]) -> Choice:
+    """Returns the best of *rows* by the policy of this module."""
+    fitting = [row for row in rows if row.fits]
+    if not fitting:
+        return Choice(None, (_why_nothing_fits(rows),))
+    nearest_tier = min(map(_offload_distance, fitting))
+    candidates = [row for row in fitting if _offload_distance(row) == nearest_tier]
+    if not setup.micro_batch_given:
+        roomy = [row for row in candidates if row.device_bytes <= ROOMY * setup.usable_bytes]
+        candidates = roomy or [min(candidates, key=lambda row: row.device_bytes)]
+    equal = [candidates[at] for at in lowest_costs(step_costs(dict(enumerate(candidates))))]
+    preset = next((row for row in rows if row.given), None)
+    # Without this, a lower stage of equal cost replaces the one that the user gives
+    chosen = preset if preset in equal and preset else min(equal, key=lambda row: row.plan.stage)
+    reasons = [
+        *_why_not_others(setup, chosen, rows),
+        *([_preset_beside_chosen(preset, chosen)] if preset is not None else []),
+        *_cost_sentences(chosen),
+        *_roomier_sentence(setup, chosen, equal),
+    ]
+    return Choice(chosen, tuple(reasons), tuple(tuning_texts(chosen)))
+
+
+def tuning_texts(chosen: Row) -> Iterator[str]:
+    """Yields the settings in which the tuned variant of *chosen* differs from it."""
+    if chosen.tuned is None:
+        return
+    if chosen.tuned.plan.grad_buckets != chosen.plan.grad_buckets:
+        yield '"overlap_comm": true'
+    if chosen.tuned.plan.reduces_whole_buckets != chosen.plan.reduces_whole_buckets:
+        yield '"use_multi_rank_bucket_allreduce": false'
+
+
+def _offload_distance(row: Row) -> int:
+    """Returns how far the model states are from the device."""
+    return PLACES.index(row.plan.optimizer_on) + PLACES.index(row.plan.params_on)
+
+
+def step_costs(rows: Mapping[Key, Row]) -> dict[Key, float]:
+    """Returns what a step costs: its seconds where all *rows* have them, else the bytes sent."""
+    timed = all(isinstance(row.time, StepTime) for row in rows.values())
+    tuned = {key: row.tuned or row for key, row in rows.items()}
+    return {key: row_seconds(row) if timed else row.communication_bytes for key, row in tuned.items()}
+
+
+def lowest_costs(costs: Mapping[Key, float]) -> list[Key]:
+    """Returns the keys whose costs are about equal to the lowest."""
+    return [key for key, cost in costs.items() if cost * MUCH_LESS <= min(costs.values())]
+
+
+def _why_nothing_fits(rows: Sequence[Row]) -> str:
+    fitting_device = [row for row in rows if row.fits_device and row.device_bytes]
+    if fitting_device:
+        leanest = min(fitting_device, key=lambda row: row.host_bytes)
+        name, disk = leanest.plan.label, leanest.memory.total("nvme")
+        if leanest.fits_host:
+            return (
+                f"nothing fits: {name} takes {human_bytes(disk)} of NVMe per rank, more than there is; "
+                "a larger drive, more hosts or more devices would help"
+            )
+        return (
+            f"nothing fits: {name} takes {human_bytes(leanest.host_bytes)} of host memory per rank; "
+            "more host memory, more hosts or more devices would help"
+        )
+    smallest = min(rows, key=lambda row: row.device_bytes or math.inf)
+    return (
+        f"nothing fits: {smallest.plan.label} still needs {human_bytes(smallest.device_bytes)}; "
+        "more devices, a smaller micro-batch or activation checkpointing would help"
+    )
+
+
+def _why_not_others(setup: Setup, chosen: Row, rows: Sequence[Row]) -> Iterator[str]:
+    """Yields why no row below *chosen* was taken."""
+    order = _offload_distance(chosen), chosen.plan.stage
+    lower = [row for row in rows if (_offload_distance(row), row.plan.stage) < order]
+    if not lower:
+        if not chosen.plan.stage:
+            yield "everything fits without partitioning"
+        return
+    if _offload_distance(chosen):
+        yield "nothing fits without offload"
+    if too_large := [row for row in lower if not row.fits_device]:
+        yield f"{too_large[-1].plan.label} would need {human_bytes(too_large[-1].device_bytes)}"
+        return
+    if not setup.micro_batch_given and lower[-1].device_bytes > ROOMY * setup.usable_bytes:
+        needs = human_bytes(lower[-1].device_bytes)
+        yield f"{lower[-1].plan.label} leaves too little for activations: it takes {needs}"
+
+
+def _preset_beside_chosen(preset: Row, chosen: Row) -> str:
+    """Returns why *chosen* is chosen and not what was given."""
+    if preset is chosen:
+        return f"it is {GIVEN}, and nothing that fits costs a tenth less"
+    name = f"{GIVEN}, {preset.plan.label},"
+    if not preset.device_bytes:
+        return f"what {name} needs of a device is unknown"
+    if not preset.fits_device:
+        return f"{name} does not fit: it needs {human_bytes(preset.device_bytes)}"
+    if not preset.fits_host:
+        return f"{name} does not fit: it takes {human_bytes(preset.host_bytes)} of the host a rank"
+    if not preset.fits_nvme:
+        return f"{name} does not fit: it takes {human_bytes(preset.memory.total('nvme'))} of NVMe a rank"
+    if _offload_distance(preset) > _offload_distance(chosen):
+        return f"{name} fits too, and offloads without need"
+    seconds = row_seconds(preset.tuned or preset)
+    if math.isfinite(seconds) and seconds > row_seconds(chosen.tuned or chosen):
+        return f"{name} fits too, and a step takes {human_seconds(seconds)}"
+    sent = (preset.tuned or preset).communication_bytes
+    if sent > (chosen.tuned or chosen).communication_bytes:
+        return f"{name} fits too, and sends {human_bytes(sent)} per step"
+    return f"{name} fits too, and takes {human_bytes(preset.device_bytes)}"
+
+
+GIVEN = "the given strategy"
+"""The row of the configuration, the options or the run."""
+
+
+def _cost_sentences(chosen: Row) -> Iterator[str]:
+    """Yields the bytes and the seconds of a step, and what the better setting gains."""
+    tuned_row = chosen.tuned or chosen
+    yield f"a rank sends {human_bytes(tuned_row.communication_bytes)} per step"
+    if not isinstance(tuned_row.time, StepTime):
+        if tuned_row is not chosen:
+            yield f"without that setting it sends {human_bytes(chosen.communication_bytes)}"
+        return
+    interval = f"{human_seconds(tuned_row.time.least)} to {human_seconds(tuned_row.time.most)}"
+    yield f"a step takes about {human_seconds(tuned_row.time.seconds)} ({interval})"
+    if tuned_row is not chosen:
+        extra = human_bytes(tuned_row.device_bytes - chosen.device_bytes)
+        setting = "that setting" if len(list(tuning_texts(chosen))) == 1 else "these settings"
+        yield f"without {setting} {human_seconds(row_seconds(chosen))}, and {extra} less memory"
+
+
+def _roomier_sentence(setup: Setup, chosen: Row, equal: Sequence[Row]) -> Iterator[str]:
+    """Yields a row of about the same cost that takes much less memory, where memory is short."""
+    if chosen.device_bytes <= ROOMY * setup.usable_bytes and chosen.largest_micro_batch is None:
+        return
+    roomiest = max(equal, key=lambda row: (row.largest_micro_batch or 0, -row.device_bytes))
+    limit, mine = roomiest.largest_micro_batch, chosen.largest_micro_batch
+    if limit is not None and mine is not None and limit > mine:
+        yield f"{roomiest.plan.label} costs about as much, and takes {limit} sequences instead of {mine}"
+    elif (share := roomiest.device_bytes / max(1, chosen.device_bytes)) < MUCH_LESS:
+        yield f"{roomiest.plan.label} costs about as much, and takes {share * 100:.0f} % of the memory"

@@ -689,10 +689,7 @@ def _matrix_numels(unit: Unit) -> list[int]:
 def sequences_that_fit(
     memory: MemoryBreakdown, usable_bytes: int, activations: Iterable[Term]
 ) -> int | None:
-    """Returns how many sequences fit beside *memory*; *activations* are those of one.
-
-    None where they take no bytes.
-    """
+    """Returns how many sequences of *activations* fit beside *memory*; None where they take no bytes."""
     each = MemoryBreakdown(tuple(activations))
     fits = [
         (usable_bytes - memory.total(during=phase)) // each.total(during=phase)

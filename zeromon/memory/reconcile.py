@@ -77,7 +77,7 @@ def read_model_facts(facts: ModelMetadata) -> Described | None:
 
 def _matching_fields(record: type[Sizes | ShardPlan], facts: ModelMetadata) -> dict[str, Any]:
     """The fields of *record* that *facts* have under the same name, read as their type says."""
-    readers: dict[Any, Callable[[Any], Any]] = {"int": _as_count, "bool": bool, "str": str}
+    readers: dict[Any, Callable[[Any], Any]] = {int: _as_count, bool: bool, str: str}
     stated = cast("dict[str, Any]", facts)
     return {
         field.name: readers[field.type](stated[field.name])

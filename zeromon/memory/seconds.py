@@ -8,8 +8,6 @@ those of ring collectives (Rajbhandari et al. 2020, arXiv 1910.02054, section 7)
 the buffers of collectives are added at the speed of the optimizer's updates.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -227,7 +225,7 @@ def _run_backward(
     sizes: Sizes,
     plan: ShardPlan,
     r: Rates,
-    reducer: _Reducer | None,
+    reducer: "_Reducer | None",
     regathered: tuple[Piece, ...],
 ) -> None:
     """From the last unit to the first; the root is still gathered, and its gradients end last.

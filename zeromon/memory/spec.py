@@ -6,12 +6,13 @@ shapes of their parameters; a :class:`ShardPlan` is their distribution over rank
 elements; names that end in ``_bytes`` are in bytes.
 """
 
-from __future__ import annotations
-
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from importlib.resources import files
+from typing import Any
 
 from zeromon.base.errors import PlanError
 from zeromon.ring.model_metadata import factored_numel
@@ -185,7 +186,7 @@ class ModelSpec:
         """Number of parameters with gradients, in elements."""
         return sum(unit.numel * unit.count for unit in self.units if unit.trainable)
 
-    def sizes(self, plan: ShardPlan) -> Sizes:
+    def sizes(self, plan: "ShardPlan") -> "Sizes":
         """Returns the sizes of the model under *plan*, with the padding of the plan's framework."""
         numel = shard = trainable_shard = persistent = kept_numel = 0
         is_fsdp = plan.framework in ("fsdp1", "fsdp2")
@@ -229,7 +230,7 @@ class ModelSpec:
             root_numel=sum(u.numel * u.count for u in self.units if u.name == ROOT),
         )
 
-    def _stored_share(self, unit: Unit, plan: ShardPlan) -> float:
+    def _stored_share(self, unit: Unit, plan: "ShardPlan") -> float:
         """Returns the elements that are stored, and gathered, for each parameter of *unit*.
 
         FSDP and ZeRO-3 shard 4-bit weights as elements of the compute type (``bnb_4bit_quant_storage``).
@@ -243,7 +244,7 @@ class ModelSpec:
         return 4 / itemsize if plan.autocasts else 1.0
 
 
-def _padded_shard_numel(unit: Unit, plan: ShardPlan) -> int:
+def _padded_shard_numel(unit: Unit, plan: "ShardPlan") -> int:
     """Returns the elements of *unit* in the shard of one rank, with padding."""
     ranks = plan.shard_ranks
     if plan.framework == "fsdp2":  # along the first dimension of each parameter
@@ -304,37 +305,13 @@ class Optimizer:
     """Temporaries of its step, each as large as the largest of these tensors."""
 
 
-OPTIMIZERS: Mapping[str, Optimizer] = {
-    o.name: o
-    for o in (
-        # torch's default, foreach: the root of the second moments of all tensors at once
-        Optimizer(name="adamw", full_states=2, foreach_copies=1),
-        Optimizer(name="adamw-fused", full_states=2),
-        Optimizer(name="adamw-for-loop", full_states=2, loop_copies=2),
-        Optimizer(name="adam", full_states=2, foreach_copies=1),
-        Optimizer(name="adam-fused", full_states=2),
-        Optimizer(name="adam-for-loop", full_states=2, loop_copies=2),
-        Optimizer(name="lamb", full_states=2),
-        Optimizer(name="sgd", full_states=0),
-        Optimizer(name="sgd-momentum", full_states=1),
-        Optimizer(name="adagrad", full_states=1, foreach_copies=1),
-        Optimizer(name="rmsprop", full_states=1, foreach_copies=1),
-        Optimizer(name="lion", full_states=1),
-        Optimizer(name="adafactor", full_states=0, is_factored=True),
-        # blockwise quantization: one fp32 scale for 256 elements (Dettmers et al. 2022)
-        Optimizer(name="adam8bit", full_states=2, state_bytes=1 + 4 / 256),
-        Optimizer(name="adamw8bit", full_states=2, state_bytes=1 + 4 / 256),
-    )
-}
+TABLES: Mapping[str, Any] = json.loads(files(__package__).joinpath("tables.json").read_text())
+"""Figures of devices, links, optimizers and families of models, by their names."""
 
-_ALIASES = {
-    "fusedadam": "adamw-fused", "deepspeedcpuadam": "adamw-fused", "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw-fused", "radam": "adam", "adamw_8bit": "adamw8bit", "nadam": "adam",
-    "cpuadam": "adamw-fused",
-    "adamw_bnb_8bit": "adamw8bit", "pagedadamw8bit": "adamw8bit", "zeroredundancyoptimizer": "adamw",
-    "fusedlamb": "lamb", "fusedlion": "lion", "deepspeedcpulion": "lion",
-    "deepspeedcpuadagrad": "adagrad",
-}  # fmt: skip
+# torch's default, foreach, takes the root of the second moments of all tensors at once. Of 8 bits:
+# blockwise quantization with one fp32 scale for 256 elements (Dettmers et al. 2022)
+OPTIMIZERS = {row["name"]: Optimizer(**row) for row in TABLES["optimizers"]}
+_ALIASES: Mapping[str, str] = TABLES["optimizer_aliases"]
 
 
 def optim_named(name: str, momentum: float = 0.0, step: str = "") -> Optimizer | None:
@@ -380,22 +357,22 @@ class Precision:
         return self.reduce_bytes or self.grad_bytes
 
     @classmethod
-    def mixed(cls) -> Precision:
+    def mixed(cls) -> "Precision":
         """Returns bf16 or fp16 with fp32 masters, as in DeepSpeed and Megatron-LM: 2 + 2 + 12 bytes."""
         return cls()
 
     @classmethod
-    def full(cls) -> Precision:
+    def full(cls) -> "Precision":
         """Returns fp32 for all states: 4 + 4 + 8 bytes."""
         return cls(param_bytes=4, compute_bytes=4, grad_bytes=4, has_master=False)
 
     @classmethod
-    def policy(cls) -> Precision:
+    def policy(cls) -> "Precision":
         """Returns FSDP's mixed precision: fp32 shards and gradients, bf16 gathering and computation."""
         return cls(param_bytes=4, compute_bytes=2, grad_bytes=4, has_master=False)
 
     @classmethod
-    def pure(cls) -> Precision:
+    def pure(cls) -> "Precision":
         """Returns bf16 for all states: 2 + 2 + 4 bytes."""
         return cls(has_master=False, state_bytes=2.0)
 

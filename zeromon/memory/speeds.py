@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from statistics import fmean, median
 from typing import Any
 
@@ -10,7 +11,7 @@ from zeromon.base.errors import PlanError
 from zeromon.base.units import human_count, human_rate
 from zeromon.memory.predict import Batch
 from zeromon.memory.seconds import Hides, Speeds, copied_bytes, forward_pass_flops, update_bytes
-from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, ZeroStage
+from zeromon.memory.spec import TABLES, ModelSpec, ShardPlan, Sizes, ZeroStage
 from zeromon.ring.codes import Op, Phase
 from zeromon.snapshot import RankSnapshot, StepSummary
 from zeromon.snapshot.communication import BUS_FACTOR
@@ -53,34 +54,17 @@ class Device:
 _GIB, _TERA, _GIGA = 1 << 30, 1e12, 1e9
 
 
+# Cached: two names of one device are one object
+@cache
 def _device_peaks(gib: float, half_tflops: float, single_tflops: float, *gigabytes: float) -> Device:
     memory, link, host = (rate * _GIGA for rate in gigabytes)
     return Device(round(gib * _GIB), half_tflops * _TERA, single_tflops * _TERA, memory, link, host)
 
 
-_A100 = _device_peaks(79.15, 312, 19.5, 2039, 300, 32)
-DEVICES: Mapping[str, Device] = {
-    "a100-40": _device_peaks(39.39, 312, 19.5, 1555, 300, 32),
-    "a100": _A100, "a100-80": _A100,
-    "h100": _device_peaks(79.11, 989, 67, 3350, 450, 64),
-    "h200": _device_peaks(139.8, 989, 67, 4800, 450, 64),
-    "b200": _device_peaks(178.4, 2250, 75, 8000, 900, 64),
-    "l4": _device_peaks(22.03, 121, 30.3, 300, 32, 32),
-    "l40s": _device_peaks(44.42, 362, 91.6, 864, 32, 32),
-    "a10": _device_peaks(22.06, 125, 31.2, 600, 32, 32),
-    "v100": _device_peaks(31.74, 125, 15.7, 900, 150, 16),
-    "v100-16": _device_peaks(15.77, 125, 15.7, 900, 150, 16),
-    "t4": _device_peaks(14.56, 65, 8.1, 320, 16, 16),
-    "rtx4090": _device_peaks(23.64, 165, 82.6, 1008, 32, 32),
-    "rtx3090": _device_peaks(23.68, 71, 35.6, 936, 32, 32),
-    "mi300x": _device_peaks(191.7, 1307, 163, 5300, 448, 64),
-}  # fmt: skip
+DEVICES = {name: _device_peaks(*row) for name, row in TABLES["devices"].items()}
 """Name -> peaks; of the SXM version where there are several."""
 
-_VARIANTS = {
-    "a10g": "a10", "t4g": "t4", "v100s": "v100", "gh200": "h100", "gb200": "b200",
-    "4090": "rtx4090", "3090": "rtx3090",
-}  # fmt: skip
+_VARIANTS: Mapping[str, str] = TABLES["device_variants"]
 """Another name, of NVML or of people -> the device whose peaks are nearest."""
 
 
@@ -104,20 +88,14 @@ HOST = Reached(109e9, 60e9, 200e9)
 LATENCY = Reached(20e-6, 50e-6, 10e-6)
 """Seconds of a collective besides its bytes: a NCCL kernel, and Python between two of them."""
 
-LINKS: Mapping[str, float] = {
-    "pcie3": 16e9, "pcie4": 32e9, "pcie5": 64e9, "nvlink2": 150e9, "nvlink3": 300e9,
-    "nvlink4": 450e9, "nvlink5": 900e9, "ib-edr": 12.5e9, "ib-hdr": 25e9, "ib-ndr": 50e9,
-}  # fmt: skip
+LINKS: Mapping[str, float] = {name: rate * _GIGA for name, rate in TABLES["links"].items()}
 """Name of a link -> peak, bytes/s in one direction."""
 
 _SPEED = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)(gb|mb|g)(?:/s|ps)?")
 
 
 def parse_link_peak(speed: str) -> float:
-    """Returns the bytes/s of ``ib-ndr``, ``8x400Gb``, ``25GB/s``: Gb are bits and GB bytes.
-
-    Raises :class:`PlanError` for anything else.
-    """
+    """Returns the bytes/s of ``ib-ndr``, ``8x400Gb`` (bits), ``25GB/s``; raises :class:`PlanError`."""
     trimmed = speed.strip()
     count, _, name = trimmed.lower().rpartition("x")
     # isdigit() also accepts "²", for which int() raises

@@ -19,10 +19,9 @@ from zeromon.readout.figures import BYTES, COUNT, INDEX, RATIO, SECONDS
 from zeromon.readout.tables import Column, aligned_table, text_table
 from zeromon.snapshot.step import Capture, CaptureState, TraceCheck
 from zeromon.traces import allocations
-from zeromon.traces.analysis import RankTrace, overall_rates
+from zeromon.traces.analysis import IdleTime, RankTrace, StreamTime, overall_rates
 from zeromon.traces.critical import CriticalPath
 from zeromon.traces.diff import MIN_FIGURE_SHARE, OF_CALLS, Row, TraceDiff, Usage, What
-from zeromon.traces.idle import IdleTime, StreamTime
 
 _MAX_ROWS, _FIRST_ROWS = 10, 6
 _MAX_WIDTH, _MAX_CALL_NAME = 80, 40

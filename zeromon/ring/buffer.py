@@ -333,9 +333,6 @@ class RingReader:
         heads = self._heads[slot * 8 : (slot + count) * 8 : 8].tolist()
         if heads == expected and not self.header.flags & FLAG_CRC:
             return RECORD.iter_unpack(blob)
-        return self._proven_records(blob, heads, first_number)
-
-    def _proven_records(self, blob: bytes, heads: list[int], first_number: int) -> list[Raw]:
         crc, proven = bool(self.header.flags & FLAG_CRC), []
         for i, raw in enumerate(RECORD.iter_unpack(blob)):
             body = blob[i * RECORD_SIZE : (i + 1) * RECORD_SIZE - _TAIL.size]

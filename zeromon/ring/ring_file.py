@@ -35,10 +35,7 @@ _DAY_SECONDS = 86400.0
 def create_ring(
     path: Path, size: int, write_header: Callable[[memoryview], None], *, in_file: bool
 ) -> memoryview:
-    """Returns the memory of a new ring with a header; *in_file*: in the file itself.
-
-    Raises :class:`OSError`.
-    """
+    """Returns the memory of a new ring with a header, *in_file* in the file; raises :class:`OSError`."""
     with suppress(OSError):
         if not in_file:
             return _create_in_segment(path, size, write_header)
@@ -66,10 +63,7 @@ def _create_in_segment(path: Path, size: int, write_header: Callable[[memoryview
 
 
 def open_ring_memory(path: Path) -> tuple[memoryview, mmap.mmap | None]:
-    """Returns the memory of the ring with the file *path*, and the mapping of the file if it is there.
-
-    Raises :class:`RingError`.
-    """
+    """Returns a ring's memory, and the mapping of its file if it is there; raises :class:`RingError`."""
     with os_errors_as(RingError, f"read {path}"):
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:

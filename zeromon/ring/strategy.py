@@ -3,8 +3,6 @@
 JSON and the ``strategy`` label of metrics carry :attr:`Strategy.label`; rules never compare that text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
@@ -55,7 +53,7 @@ class Strategy:
     """Shards within groups of ranks and replicates over them (HSDP, ``HYBRID_SHARD``, hpZ)."""
     plus_plus: bool = False
     """ZeRO++: hpZ, quantized weights or quantized gradients."""
-    parts: tuple[Dim, ...] = ()
+    parts: tuple["Dim", ...] = ()
     """The model parallelism beside the framework, which then is of the data-parallel ranks alone."""
 
     @property
@@ -102,7 +100,7 @@ class Strategy:
         return {"strategy": self.label, "strategy_fields": asdict(self)}
 
     @classmethod
-    def read(cls, metadata: Mapping[str, Any]) -> Strategy:
+    def read(cls, metadata: Mapping[str, Any]) -> "Strategy":
         """The strategy in *metadata*; by its label where an older agent sent no fields."""
         fields = metadata.get("strategy_fields")
         if not isinstance(fields, Mapping):
@@ -121,7 +119,7 @@ class Strategy:
             return cls.parse(str(metadata.get("strategy", "")))
 
     @staticmethod
-    def parse(label: str) -> Strategy:
+    def parse(label: str) -> "Strategy":
         """The strategy behind a label (from a Prometheus, or from a record without fields)."""
         return _parse_label(label)
 

@@ -1,7 +1,5 @@
 """Collectives, units, hangs, stragglers and links; bandwidths; the schedule of a pipeline. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,10 +107,7 @@ def _input_time(act: Act, final: int, times: Mapping[tuple[int, bool, int], floa
 
 
 def balanced_seconds(seconds: Seconds) -> dict[tuple[int, StageAction], float]:
-    """Returns *seconds* with the work of all stages spread evenly.
-
-    Each stage keeps its own shares of forward and backward.
-    """
+    """*seconds* with all stages' work spread evenly, in each stage's shares of forward and backward."""
     work: dict[int, float] = {}
     for (stage, _), duration in seconds.items():
         work[stage] = work.get(stage, 0.0) + duration
@@ -197,7 +192,7 @@ class HangKind(TextEnum):
     """The text of another version."""
 
     @classmethod
-    def _missing_(cls, _: object) -> HangKind:
+    def _missing_(cls, _: object) -> "HangKind":
         return cls.UNKNOWN
 
     @property

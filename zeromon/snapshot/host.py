@@ -1,7 +1,5 @@
 """Readings of a rank's machine by probes: device, CPU pressure, host memory, disk."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -4,8 +4,6 @@ A number stands here when more than one module judges by it. A threshold of one 
 that rule. No view defines a threshold of its own (``tests/readout/test_copies.py``).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from zeromon.ring.codes import TextEnum
@@ -19,7 +17,7 @@ class Severity(TextEnum):
     INFO = "info"
 
     @classmethod
-    def _missing_(cls, _: object) -> Severity:
+    def _missing_(cls, _: object) -> "Severity":
         """The least urgent, for the text of another version."""
         return cls.INFO
 

@@ -1,7 +1,5 @@
 """Memory by role, measured against predicted, the allocator, out-of-memory risk, offload transfers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from zeromon.ring.codes import TextEnum
@@ -30,7 +28,7 @@ class RiskCause(TextEnum):
     NONE = "none"
 
     @classmethod
-    def _missing_(cls, _: object) -> RiskCause:
+    def _missing_(cls, _: object) -> "RiskCause":
         """No cause, for the text of another version."""
         return cls.NONE
 

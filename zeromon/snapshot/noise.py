@@ -7,8 +7,6 @@ correlation of neighbouring blocks, with Student's t for so few blocks (batch me
 difference beyond the 99 % interval is significant.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -39,12 +37,12 @@ class Estimate:
     freedom: float = math.inf
     """Degrees of freedom behind *error*."""
 
-    def scaled(self, factor: float) -> Estimate:
+    def scaled(self, factor: float) -> "Estimate":
         """The estimate in another unit: figure and error times *factor*."""
         error = None if self.error is None else self.error * abs(factor)
         return Estimate(self.value * factor, error, self.freedom)
 
-    def inverted(self) -> Estimate:
+    def inverted(self) -> "Estimate":
         """1 / value."""
         error = None if self.error is None else self.error / self.value**2
         return Estimate(1 / self.value, error, self.freedom)
@@ -57,22 +55,18 @@ def block_estimate(items: Sequence[Item], reduce: Callable[[Sequence[Item]], flo
         return Estimate(value, None, 0)
     blocks = [reduce(items[i * count // BLOCKS : (i + 1) * count // BLOCKS]) for i in range(BLOCKS)]
     spread = statistics.variance(blocks)
-    # Equal blocks have no correlation: _correlation_of_blocks() would divide by their spread
+    # Equal blocks have no correlation: it would be divided by their spread below
     if spread == 0:
         return Estimate(value)
-    common = _correlation_of_blocks(blocks, spread)
-    error = math.sqrt(spread / BLOCKS * (1 + common) / (1 - common))
-    freedom = max(3.0, (BLOCKS - 1) * (1 - common**2) / (1 + common**2))
-    return Estimate(value, error, freedom)
-
-
-def _correlation_of_blocks(blocks: Sequence[float], spread: float) -> float:
-    """Correlation of neighbouring blocks, 0..0.8, corrected for the bias of few blocks."""
+    # The correlation of neighbouring blocks, 0..0.8, corrected for the bias of few blocks
     mean_block = statistics.fmean(blocks)
     correlation = sum((a - mean_block) * (b - mean_block) for a, b in pairwise(blocks)) / (
         (len(blocks) - 1) * spread
     )
-    return min(_MAX_CORRELATION, max(0.0, correlation + 1 / len(blocks)))
+    common = min(_MAX_CORRELATION, max(0.0, correlation + 1 / len(blocks)))
+    error = math.sqrt(spread / BLOCKS * (1 + common) / (1 - common))
+    freedom = max(3.0, (BLOCKS - 1) * (1 - common**2) / (1 + common**2))
+    return Estimate(value, error, freedom)
 
 
 def median_of(values: Sequence[float]) -> Estimate:

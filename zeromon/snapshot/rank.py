@@ -5,15 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from zeromon.ring import model_metadata
 from zeromon.ring.codes import TextEnum
-from zeromon.ring.model_metadata import (
-    CompiledMetadata,
-    GoalMetadata,
-    LoaderMetadata,
-    ModelMetadata,
-    ProcessMetadata,
-    TrackersMetadata,
-)
 from zeromon.ring.strategy import DATA_PARALLEL, SAME_BATCH, Strategy, dim_by_name
 from zeromon.snapshot.communication import (
     CollectiveRow,
@@ -245,20 +238,20 @@ class RankMachine:
 class RankConfig:
     """The models of a rank, and the settings that its frameworks have in effect."""
 
-    models: tuple[ModelMetadata, ...] = ()
-    planned: ModelMetadata = field(default_factory=ModelMetadata)
+    models: tuple[model_metadata.ModelMetadata, ...] = ()
+    planned: model_metadata.ModelMetadata = field(default_factory=model_metadata.ModelMetadata)
     """The model of a DeepSpeed engine that is being made."""
     engines: tuple[EngineRow, ...] = ()
     settings: tuple[Setting, ...] = ()
-    loader: LoaderMetadata = field(default_factory=LoaderMetadata)
+    loader: model_metadata.LoaderMetadata = field(default_factory=model_metadata.LoaderMetadata)
     """Settings of the newest DataLoader."""
-    process: ProcessMetadata = field(default_factory=ProcessMetadata)
+    process: model_metadata.ProcessMetadata = field(default_factory=model_metadata.ProcessMetadata)
     """Settings of the process: variables, threads, autocast; empty where unknown."""
-    compiled: CompiledMetadata = field(default_factory=CompiledMetadata)
+    compiled: model_metadata.CompiledMetadata = field(default_factory=model_metadata.CompiledMetadata)
     """Counts from torch.compile; empty where nothing was compiled, and on earlier versions."""
-    trackers: TrackersMetadata = field(default_factory=TrackersMetadata)
+    trackers: model_metadata.TrackersMetadata = field(default_factory=model_metadata.TrackersMetadata)
     """The runs of W&B, MLflow and TensorBoard that the script has open; empty without one."""
-    goal: GoalMetadata = field(default_factory=GoalMetadata)
+    goal: model_metadata.GoalMetadata = field(default_factory=model_metadata.GoalMetadata)
     """How many steps the run will take; empty where nothing in the process says so."""
 
 

@@ -44,10 +44,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class HttpClient:
-    """Sends requests with the same headers; any thread may call it.
-
-    *direct*: past the proxies of the environment.
-    """
+    """Sends requests with the same headers, from any thread; *direct*: past the environment's proxy."""
 
     def __init__(
         self, headers: Mapping[str, str] | None = None, *, most_bytes: int, direct: bool

@@ -1,7 +1,5 @@
 """A live run, through the HTTP API of the collector that follows it; and which runs are live."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence
@@ -56,7 +54,7 @@ class LiveRun:
     address: str = ""
     """``host:port``, by which the list was read."""
 
-    def open(self) -> LiveSource:
+    def open(self) -> "LiveSource":
         """A source of this run's snapshots."""
         return LiveSource(self.address, self.run)
 

@@ -48,10 +48,7 @@ def reopen_run_source(run: str, is_gone: bool) -> Source | None:
 
 
 class ReplaySource(StoreSource):
-    """A recorded run, from its first moment to its last.
-
-    Raises :class:`~zeromon.base.errors.RunNotFound` for a record without moments.
-    """
+    """A recorded run, from its first moment to its last; raises RunNotFound for one without moments."""
 
     relocatable = False
     playback: Playback

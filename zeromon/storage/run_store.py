@@ -256,10 +256,7 @@ class Store:
         return paths.foreign_reason(self.root, self.runs)
 
     def names(self) -> list[str]:
-        """Returns the names of the recorded runs, the newest first.
-
-        A link, or a folder of another user, is no record.
-        """
+        """Returns the recorded runs, the newest first; no link and no other user's folder is one."""
         dated: list[tuple[int, str]] = []
         if self.refusal():
             return []

@@ -8,8 +8,6 @@ older ones ever further.
 A snapshot is logged without its last steps: :mod:`zeromon.storage.step_history` has them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -77,17 +75,14 @@ class Writer:
         self._segment_moments = segment_moments
         self._limit = limit_bytes
         with os_errors_as(HistoryError, f"write {folder}"):
-            self._resume_log()
-
-    def _resume_log(self) -> None:
-        existing = segment_paths(self.folder)
-        for path in self.folder.iterdir():
-            # half of a segment, or one that was thinned and not yet removed
-            if path not in existing and _SUFFIX in path.name:
-                path.unlink(missing_ok=True)
-        self._number = _segment_numbers(existing[-1])[1] if existing else 1
-        self._last_ms = round(entry.wall * 1000) if (entry := newest_snapshot(self.folder)) else 0
-        self._open_segment()
+            existing = segment_paths(self.folder)
+            for path in self.folder.iterdir():
+                # half of a segment, or one that was thinned and not yet removed
+                if path not in existing and _SUFFIX in path.name:
+                    path.unlink(missing_ok=True)
+            self._number = _segment_numbers(existing[-1])[1] if existing else 1
+            self._last_ms = round(entry.wall * 1000) if (entry := newest_snapshot(self.folder)) else 0
+            self._open_segment()
 
     def _open_segment(self) -> None:
         path = self.folder / _segment_name(self._number, self._number)

@@ -23,8 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from zeromon.traces.events import DeviceEvent, FlatSpans, Span, Stream, TraceData, kernel_family
-from zeromon.traces.idle import GAP_NS
+from zeromon.traces.events import GAP_NS, DeviceEvent, FlatSpans, Span, Stream, TraceData, kernel_family
 
 HOST, BETWEEN, LAUNCH, GAP = "host", "between operators", "launch", "kernel to kernel"
 NO_OPERATOR = "(no operator)"

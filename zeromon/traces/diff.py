@@ -16,9 +16,8 @@ from typing import NamedTuple, TypeVar
 
 from zeromon.snapshot.intervals import Interval, common_set, set_length, subtract_set, union_set
 from zeromon.snapshot.noise import Estimate, half_width
-from zeromon.traces.analysis import operation_and_group, step_windows
+from zeromon.traces.analysis import host_calls_while_idle, operation_and_group, step_windows
 from zeromon.traces.events import UNIT_MARK, DeviceEvent, Kind, Mark, TraceData, kernel_family
-from zeromon.traces.idle import host_calls_while_idle
 
 MIN_FAMILIES = 8
 MIN_FIGURE_SHARE, MIN_STEP_SHARE, MIN_UNKNOWN_SHARE = 0.1, 0.01, 0.5

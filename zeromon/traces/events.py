@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+GAP_NS = 30_000
+"""A shorter pause between two kernels is their own cost, and no wait."""
 _TILE = re.compile(r"_\d+x\d+.*$")
 _NUMBERED = re.compile(r"_\d+(?:d\w*)?$")
 _FUNCTOR = re.compile(r"at::native::(\w+)")

@@ -151,7 +151,7 @@ def test_a_trace_that_cannot_be_analysed_is_kept_and_said(
     def fails(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("zeromon.collector.trace_capture.Captures._analyse", fails)
+    monkeypatch.setattr("zeromon.collector.requests.Captures._analyse", fails)
     made, _ = profiled(node, "none", 190, 1)
     assert (made.state, len(made.files)) == ("done", 1)
     assert "cannot be analysed: No space left" in made.note

@@ -21,8 +21,7 @@ from zeromon.readout.verdict import Health as Verdict
 from zeromon.snapshot import Finding
 from zeromon.snapshot.rank import CTRL_C, DETACHED
 from zeromon.sources.prometheus.client import Sample
-from zeromon.sources.prometheus.decode.ranks import rank_of
-from zeromon.sources.prometheus.decode.samples import samples_by_rank
+from zeromon.sources.prometheus.decode import rank_of, samples_by_rank
 
 
 def test_every_metric_is_exposed_under_its_name_in_text_and_openmetrics() -> None:

@@ -22,17 +22,18 @@ from zeromon.snapshot import Finding
 from zeromon.sources.http_client import unpack_gzip
 from zeromon.sources.prometheus import client, promql
 from zeromon.sources.prometheus.client import Sample, Server, one_of, quote_promql_literal
-from zeromon.sources.prometheus.decode.ranks import (
+from zeromon.sources.prometheus.decode import (
+    dedupe_jobs,
     findings_of,
     hangs_of_ranks,
     history_of,
+    key_of,
     rank_of,
+    samples_by_rank,
     with_deaths,
 )
-from zeromon.sources.prometheus.decode.samples import dedupe_jobs, key_of, samples_by_rank
 from zeromon.sources.prometheus.promql import Choice
-from zeromon.sources.prometheus.reader import usual_gap
-from zeromon.sources.prometheus.source import PrometheusSource, find_listed_runs, runs_of
+from zeromon.sources.prometheus.source import PrometheusSource, find_listed_runs, runs_of, usual_gap
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

@@ -24,7 +24,7 @@ from zeromon.readout.breakdown import rank_parts
 from zeromon.readout.text import clock
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.sources.live import LiveSource
-from zeromon.sources.prometheus import client, history, reader, source as source_module
+from zeromon.sources.prometheus import client, source as source_module
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.source import PrometheusSource, find_listed_runs, runs_of
 from zeromon.storage.run_store import StepQuery, Store
@@ -475,8 +475,7 @@ def test_clocks_that_differ_are_told_and_do_not_matter(
 ) -> None:
     ahead = SimpleNamespace(time=lambda: time.time() + 3600, monotonic=time.monotonic)
     monkeypatch.setattr(client, "time", ahead)
-    for module in (source_module, reader, history):
-        monkeypatch.setattr(module, "time", ahead)
+    monkeypatch.setattr(source_module, "time", ahead)
     found = fresh(small.server.url)
     run = found.latest()
     assert "1 h 00 min behind this machine's" in run.note

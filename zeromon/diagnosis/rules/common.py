@@ -1,6 +1,8 @@
 """Values that several rules read from a run in the same way. Pure."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
 from typing import Any, NamedTuple, TypedDict
 
 from zeromon.base.units import human_ratio, human_seconds
@@ -51,10 +53,7 @@ _BY_ENGINE = Gain(0.6, 1.4)
 
 
 def predicted_gain(run: RunSnapshot, shares: Gain, seconds: float, **change: Any) -> GainSeconds:
-    """The least and the most seconds that *change* of the plan gains: by the engine, where it knows.
-
-    Else *shares* of the avoidable *seconds*.
-    """
+    """Seconds that *change* gains, at least and at most: by the engine, else *shares* of *seconds*."""
     predicted = shorter_step_by(run, **change)
     if predicted is not None and predicted > 0:
         return _BY_ENGINE.seconds(predicted)
@@ -176,6 +175,27 @@ class NextStage(NamedTuple):
     """It moves the roles from the device to the host: all ranks share them already."""
 
 
+DIFFS: Mapping[str, Any] = json.loads(files(__package__).joinpath("remedies.json").read_text())
+"""Changes that are alike in every run."""
+REMEDIES = {
+    name: Remedy(**fields | {"dialect": ConfigFormat(fields["dialect"])})
+    for name, fields in DIFFS["remedies"].items()
+}
+"""Name of a remedy that has no figures of the run -> it."""
+_NEXT_STAGE = {
+    (Framework(fields["framework"]), fields["stage"], fields.get("hybrid", False)): NextStage(
+        tuple(fields["roles"]),
+        ConfigFormat(fields["form"]),
+        fields["diff"],
+        fields["cost"],
+        fields.get("moves", False),
+    )
+    for fields in DIFFS["next_stages"]
+}
+"""Framework, stage, hybrid or not -> the next stage; the cost of each is in Rajbhandari et al. 2020
+(arXiv 1910.02054), section 7."""
+
+
 def next_stage(strategy: Strategy) -> NextStage | None:
     """The stage that shards more; None where there is none, or where all that it moves is offloaded."""
     if strategy.is_deepspeed and strategy.stage == 3 and strategy.offload:
@@ -183,69 +203,8 @@ def next_stage(strategy: Strategy) -> NextStage | None:
     # DeepSpeed refuses stages 2 and 3 under a pipeline
     if strategy.is_deepspeed and strategy.stage in (1, 2) and Dim.PP in strategy.parts:
         return None
-    if strategy.framework is Framework.FSDP1 and strategy.stage == 2 and strategy.hybrid:
-        return _HYBRID_ZERO2
-    return _NEXT_STAGE.get((strategy.framework, strategy.stage))
-
-
-_OPTIMIZER = ("optimizer_state", "master_param")
-_NO_MORE = "no more communication than before"
-_HALF_AGAIN = "half as much communication again"
-_AGAIN_IN_BACKWARD = "parameters are gathered a second time, in backward"
-
-_NEXT_STAGE: dict[tuple[Framework, int], NextStage] = {
-    (Framework.DDP, 0): NextStage(
-        (*_OPTIMIZER, "unsharded_grad", "unsharded_param"), ConfigFormat.FSDP2,
-        "- DistributedDataParallel(model)\n+ for layer in model.layers:\n+     fully_shard(layer)\n"
-        "+ fully_shard(model)", _HALF_AGAIN,
-    ),
-    (Framework.ZERO_REDUNDANCY, 1): NextStage(
-        ("unsharded_grad", "unsharded_param"), ConfigFormat.FSDP2,
-        "- ZeroRedundancyOptimizer(...), DistributedDataParallel(model)\n+ fully_shard(model)",
-        _HALF_AGAIN,
-    ),
-    (Framework.FSDP1, 0): NextStage(
-        (*_OPTIMIZER, "unsharded_grad", "unsharded_param"), ConfigFormat.FSDP1,
-        "- sharding_strategy=ShardingStrategy.NO_SHARD\n+ sharding_strategy=ShardingStrategy.FULL_SHARD",
-        _HALF_AGAIN,
-    ),
-    (Framework.FSDP1, 2): NextStage(
-        ("unsharded_param",), ConfigFormat.FSDP1,
-        "- sharding_strategy=ShardingStrategy.SHARD_GRAD_OP\n"
-        "+ sharding_strategy=ShardingStrategy.FULL_SHARD",
-        _AGAIN_IN_BACKWARD,
-    ),
-    (Framework.FSDP2, 2): NextStage(
-        ("unsharded_param",), ConfigFormat.FSDP2,
-        "- fully_shard(layer, reshard_after_forward=False)\n+ fully_shard(layer)",
-        _AGAIN_IN_BACKWARD,
-    ),
-    (Framework.DEEPSPEED, 0): NextStage(
-        _OPTIMIZER, ConfigFormat.DEEPSPEED, '- "stage": 0\n+ "stage": 1', _NO_MORE
-    ),
-    (Framework.DEEPSPEED, 1): NextStage(
-        ("unsharded_grad", "reduce_scatter"), ConfigFormat.DEEPSPEED,
-        '- "stage": 1\n+ "stage": 2', _NO_MORE,
-    ),
-    (Framework.DEEPSPEED, 2): NextStage(
-        ("unsharded_param",), ConfigFormat.DEEPSPEED, '- "stage": 2\n+ "stage": 3', _HALF_AGAIN
-    ),
-    (Framework.DEEPSPEED, 3): NextStage(
-        _OPTIMIZER, ConfigFormat.DEEPSPEED,
-        '- "stage3_max_live_parameters": 1e9\n+ "stage3_max_live_parameters": 2e8\n'
-        '- "stage3_prefetch_bucket_size": 5e7\n+ "stage3_prefetch_bucket_size": 1e7\n'
-        '+ "offload_optimizer": {"device": "cpu", "pin_memory": true}  # if that is not enough',
-        "more waiting for parameters; with offload the optimizer runs on the host", moves=True,
-    ),
-}  # fmt: skip
-"""The cost of each stage is in Rajbhandari et al. 2020 (arXiv 1910.02054), section 7."""
-
-_HYBRID_ZERO2 = NextStage(
-    ("unsharded_param",), ConfigFormat.FSDP1,
-    "- sharding_strategy=ShardingStrategy._HYBRID_SHARD_ZERO2\n"
-    "+ sharding_strategy=ShardingStrategy.HYBRID_SHARD",
-    _AGAIN_IN_BACKWARD,
-)  # fmt: skip
+    is_hybrid = strategy.framework is Framework.FSDP1 and strategy.stage == 2 and bool(strategy.hybrid)
+    return _NEXT_STAGE.get((strategy.framework, strategy.stage, is_hybrid))
 
 
 def ladder_remedy(

@@ -2,13 +2,20 @@
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from zeromon.base.units import human_bytes, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, rule
-from zeromon.diagnosis.rules.common import MIB, MIN_SHARE, WINDOW, Gain, exposed_seconds, predicted_gain
+from zeromon.diagnosis.rules.common import (
+    DIFFS,
+    MIB,
+    MIN_SHARE,
+    WINDOW,
+    Gain,
+    exposed_seconds,
+    predicted_gain,
+)
 from zeromon.readout.breakdown import own_seconds
-from zeromon.ring.strategy import Framework
 from zeromon.snapshot import Pool, RunSnapshot
 from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.focus import worst_rank
@@ -19,18 +26,8 @@ _SAVED_REDUCES = Gain(0.6, 1.3)
 (docs/evidence/accuracy.md): one that does not run also leaves bandwidth and CPU free."""
 
 
-_IN_NO_SYNC = """\
-- loss.backward()
-+ with model.no_sync() if micro < last else contextlib.nullcontext():
-+     model(batch).backward()  # forward and backward"""
-_NO_SYNC = {
-    Framework.DDP: (ConfigFormat.DDP, _IN_NO_SYNC),
-    Framework.FSDP1: (ConfigFormat.FSDP1, _IN_NO_SYNC),
-    Framework.FSDP2: (
-        ConfigFormat.FSDP2,
-        "+ model.set_requires_gradient_sync(micro == last)\n  loss.backward()",
-    ),
-}
+_NO_SYNC: Mapping[str, Sequence[str]] = DIFFS["no_sync"]
+"""Framework -> the configuration format, and the diff that reduces once a step."""
 
 
 @rule("ZM308")
@@ -40,7 +37,7 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
     if rank is None:
         return
     strategy = rank.sharding_strategy
-    if strategy.framework not in _NO_SYNC:
+    if str(strategy.framework) not in _NO_SYNC:
         return
     is_whole = strategy.stage == 0  # gradients are whole anyway, also under FSDP1's NO_SHARD
     micro = round(statistics.median(step.micro_steps for step in rank.steps.recent[-WINDOW:]))
@@ -54,7 +51,7 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
     if calls < 0.9 * micro or share < MIN_SHARE:
         return
     size = human_bytes(rank.unsharded_bytes)
-    form, diff = _NO_SYNC[strategy.framework]
+    form, diff = _NO_SYNC[str(strategy.framework)]
     evidence = (
         f"reducing in each of {micro} micro-steps wastes {human_ratio(share)} of a step; "
         f"{human_seconds(saved)} of {human_seconds(exposed_seconds(grads))} per step"

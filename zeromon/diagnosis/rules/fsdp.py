@@ -1,6 +1,6 @@
 """How FSDP gathers, keeps and groups parameters. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, rule
@@ -130,17 +130,7 @@ _WORTH_FREEING = 0.3
 """Min share of the peak of gathered parameters; splitting a unit costs more all-gathers."""
 
 
-_WRAPS = {
-    "fsdp1": (
-        ConfigFormat.FSDP1,
-        "- FullyShardedDataParallel(model)\n+ FullyShardedDataParallel(model,\n"
-        "+     auto_wrap_policy=ModuleWrapPolicy({type(model.layers[0])}))",
-    ),
-    "fsdp2": (
-        ConfigFormat.FSDP2,
-        "+ for layer in model.layers:\n+     fully_shard(layer)\n  fully_shard(model)",
-    ),
-}
+_WRAPS: Mapping[str, Sequence[str]] = common.DIFFS["layers_as_units"]
 """The framework of a model -> the configuration format, and the diff that makes a unit of each layer."""
 
 

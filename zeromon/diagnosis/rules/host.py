@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from zeromon.base.units import human_ratio, human_seconds
 from zeromon.diagnosis.rule import ANY, Match, Waits, as_number, rule
-from zeromon.diagnosis.rules.common import MIB, MIN_SHARE, Gain, exposed_seconds, phase_time
+from zeromon.diagnosis.rules.common import MIB, MIN_SHARE, REMEDIES, Gain, exposed_seconds, phase_time
 from zeromon.diagnosis.rules.loop import find_slow_steps, workers_keep_up
 from zeromon.readout.breakdown import PART_NAMES, from_storage, launch_text, load_parts, pace, rank_parts
 from zeromon.ring.codes import Phase
@@ -258,17 +258,7 @@ def slow_link(run: RunSnapshot) -> Iterable[Match]:
                 f"the fastest large collective reaches {human_ratio(best_rate / peak)} of "
                 f"{kind}; {human_ratio(share)} of a step waits for them"
             )
-            yield Match(evidence, rank.rank, _NAME_THE_PATH, waits=Waits(share, AVOIDABLE))
-
-
-_NAME_THE_PATH = Remedy(
-    cause="NCCL may use another path than the fast one",
-    dialect=ConfigFormat.ENVIRONMENT,
-    diff="+ NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET  # logs the path",
-    effect="none yet: the log names the path; then set NCCL_SOCKET_IFNAME or NCCL_IB_HCA, "
-    "or change the topology",
-    price="a longer log",
-)
+            yield Match(evidence, rank.rank, REMEDIES["name_the_path"], waits=Waits(share, AVOIDABLE))
 
 
 _WHY_IDLE = {
@@ -297,7 +287,7 @@ def launch_bound(run: RunSnapshot) -> Iterable[Match]:
             f"({human_seconds(pacing.starved_seconds)}); the device ends each phase right behind it; "
             f"to enqueue takes {launch_text(pacing.launch_seconds)}{used}"
         )
-        yield Match(evidence, blamed, _ENQUEUE_LESS, waits=Waits(share, AVOIDABLE, blamed))
+        yield Match(evidence, blamed, REMEDIES["enqueue_less"], waits=Waits(share, AVOIDABLE, blamed))
 
 
 def _why_few_kernels(rank: RankSnapshot) -> str:
@@ -307,16 +297,6 @@ def _why_few_kernels(rank: RankSnapshot) -> str:
         return "kernels are few, or the host enqueues them too slowly"
     is_bound = pacing.starved_ratio >= HOST_BOUND
     return "the host enqueues kernels too slowly (ZM322)" if is_bound else "its kernels are few"
-
-
-_ENQUEUE_LESS = Remedy(
-    cause="the host runs Python and launches kernels for longer than the device computes",
-    dialect=ConfigFormat.PYTHON,
-    diff='+ model = torch.compile(model)  # or CUDA graphs: mode="reduce-overhead"',
-    effect="saves at most the time in which the device idles; a larger micro-batch with less "
-    "accumulation does the same per sample",
-    price="compilation at the first steps; activations of a larger micro-batch",
-)
 
 
 @rule("ZM321", once=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from zeromon.base.units import human_bytes, human_count
 from zeromon.diagnosis.rule import Match, rule, setting_of
-from zeromon.diagnosis.rules.common import ladder_remedy, next_stage
+from zeromon.diagnosis.rules.common import REMEDIES, ladder_remedy, next_stage
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import RECOMPUTED
 from zeromon.memory.reconcile import unattributed_memory
@@ -44,18 +44,9 @@ def oom_risk(run: RunSnapshot) -> Iterable[Match]:
             )
             remedy = _oom_ladder(run, rank, risk)
             if risk.cause == RiskCause.GROWTH:
-                remedy = _DESTROYED if engines else _KEEP_LESS
+                remedy = REMEDIES["destroy" if engines else "keep_less"]
             evidence = risk_text(risk, rank) + (engine_note or _what_else_grows(risk, rank))
             yield Match(evidence, rank.rank, remedy, severity)
-
-
-_DESTROYED = Remedy(
-    cause="DeepSpeed keeps an engine alive that the script lets go of",
-    dialect=ConfigFormat.PYTHON,
-    diff="+ engine.destroy()\n  del engine",
-    effect="the growth ends",
-    price="none",
-)
 
 
 _MIN_GROWTH_SHARE = 0.10
@@ -97,16 +88,6 @@ def _oom_ladder(run: RunSnapshot, rank: RankSnapshot, risk: Risk) -> Remedy | No
     return ladder_remedy(run, rank, risk.pool, risk.used_bytes - SAFE_LEVEL * risk.capacity_bytes)
 
 
-_KEEP_LESS = Remedy(
-    cause="each step keeps something alive: most often a list of losses or outputs that hold "
-    "their graph, or a cache without a bound",
-    dialect=ConfigFormat.PYTHON,
-    diff="- losses.append(loss)\n+ losses.append(loss.item())  # or loss.detach()",
-    effect="the growth ends",
-    price="none",
-)
-
-
 @rule("ZM212")
 def workers_grow(run: RunSnapshot) -> Iterable[Match]:
     """DataLoader workers take more memory with each step. Reported once, for those that grow most."""
@@ -126,7 +107,7 @@ def workers_grow(run: RunSnapshot) -> Iterable[Match]:
         f"{workers_text(growing[rank.rank])}{full}",
         rank.rank,
         # Spawned workers share no pages with the rank, so copy-on-write is not their cause
-        _SHARED_SAMPLES if growing[rank.rank].forked else None,
+        REMEDIES["share_samples"] if growing[rank.rank].forked else None,
         Severity.WARNING if is_soon else Severity.INFO,
     )
 
@@ -135,17 +116,6 @@ def _is_growing(workers: WorkerMemory) -> bool:
     return workers.growth_bytes_per_step is not None and (
         workers.grown_bytes >= _MIN_GROWTH_SHARE * workers.nbytes
     )
-
-
-_SHARED_SAMPLES = Remedy(
-    cause="a forked worker copies each page of Python objects that it reads: reading an "
-    "object updates its reference count, which writes to the page",
-    dialect=ConfigFormat.PYTHON,
-    diff="- self.rows = [...]  # a list of Python objects\n"
-    "+ self.rows = numpy.array([...])  # or a torch tensor, or an arrow table: one object",
-    effect="workers share the pages of the data set with the rank",
-    price="none",
-)
 
 
 _MIN_FREE_SHARE = 0.05

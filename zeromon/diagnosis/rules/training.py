@@ -2,12 +2,12 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from zeromon.base.units import counted, human_count
 from zeromon.diagnosis.rule import Match, as_number, rule, setting_of
-from zeromon.diagnosis.rules.common import AVERAGED, OF_ITERABLE
+from zeromon.diagnosis.rules.common import AVERAGED, DIFFS, OF_ITERABLE
 from zeromon.ring.codes import Scalar
 from zeromon.ring.strategy import Dim, Framework, dim_by_name
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity, StepSummary
@@ -194,19 +194,7 @@ def same_samples(run: RunSnapshot) -> Iterable[Match]:
     )
 
 
-_SAMPLED = (
-    "- loader = DataLoader(data, shuffle=True)\n+ sampler = DistributedSampler(data)\n"
-    "+ loader = DataLoader(data, sampler=sampler)  # and sampler.set_epoch(epoch) each epoch"
-)
-_OWN_PARTS = {
-    "RandomSampler": _SAMPLED,
-    "SequentialSampler": _SAMPLED,
-    OF_ITERABLE: (
-        "  def __iter__(self):  # of the data set; with workers, split by get_worker_info(), too\n"
-        "-     yield from samples\n"
-        "+     yield from itertools.islice(samples, dist.get_rank(), None, dist.get_world_size())"
-    ),
-}
+_OWN_PARTS: Mapping[str, str] = DIFFS["own_parts"]
 """Sampler of a DataLoader -> the diff that gives each rank a part of its own. How other samplers divide
 the data is unknown."""
 

@@ -5,7 +5,9 @@ numbers. One query combines several parts as ``a or b``; the label ``of`` of a p
 No query relies on recording rules.
 """
 
+import json
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import NamedTuple
 
 from zeromon.readout.figures import EXPOSED, LATE, ON_NODES, OVER_RANKS, RISK, STEP
@@ -23,32 +25,9 @@ _AGGREGATED = (STEP, RISK)
 """Figures with expressions of their own: a rate, and the maximum over a rank's memories."""
 _SPREAD = tuple(m for f in OVER_RANKS if f not in _AGGREGATED for m in f.metrics)
 _OF_NODES = tuple(m for f in ON_NODES if f is not STEP for m in f.metrics)
-_CORE = (
-    "run_started_timestamp_seconds",
-    "rank_info", "rank_up", "rank_failed", "rank_death", "rank_detached", "steps_total",
-    "steps_skipped_total", "micro_steps_total", "overlap_ratio", "exposed_communication_ratio",
-    "collectives_untimed_ratio", "collective_in_flight_seconds", "wait_for_late_rank_seconds",
-    "late_seconds", "hang", "finding",
-    "memory_allocated_bytes", "memory_active_bytes", "memory_reserved_bytes",
-    "memory_inactive_split_bytes", "memory_capacity_bytes", "memory_headroom_bytes",
-    "memory_allocation_retries_total", "memory_out_of_memory_total",
-    "host_memory_rss_bytes", "host_memory_available_bytes", "host_memory_limit_bytes",
-    "host_memory_headroom_bytes", "host_memory_pinned_bytes", "oom_risk_ratio", "oom_steps_left",
-    "cpu_wait_ratio", "major_faults_per_second", "events_dropped_total", "agent_errors_total",
-    "agent_accounted_overhead_ratio", "agent_overhead_ratio", "agent_overhead_noise_ratio",
-    "ledger_seconds_total", "communication_step_exposed_seconds",
-)  # fmt: skip
-_DETAIL = (
-    "startup_seconds",
-    "phase_seconds_total", "collectives_total", "collective_bytes_total", "collective_seconds_total",
-    "collective_exposed_seconds_total", "collective_busbw_bytes_per_second",
-    "collective_best_busbw_bytes_per_second", "group_info", "dim_info", "communication_step_seconds",
-    "communication_step_wait_seconds",
-    "communication_step_transfer_seconds", "memory_role_bytes", "memory_role_plain_bytes",
-    "memory_role_predicted_bytes", "device_memory_used_bytes", "device_memory_total_bytes",
-    "device_utilization_ratio", "device_power_watts", "device_temperature_celsius",
-    "device_throttled", "device_xid", "device_ecc_errors_total",
-)  # fmt: skip
+_METRICS: dict[str, Sequence[str]] = json.loads(files(__package__).joinpath("metrics.json").read_text())
+"""Metrics that every snapshot needs, and those of ranks that a view shows in detail."""
+_CORE, _DETAIL = _METRICS["core"], _METRICS["detail"]
 
 
 class Choice(NamedTuple):

@@ -86,10 +86,7 @@ def _ns_to_us(ns: int) -> int:
 
 
 def step_of(row: Row, wall_minus_mono_ns: int) -> StepSummary:
-    """Returns the step of a row, with times rounded to the microsecond.
-
-    Fields that rows do not hold keep their defaults.
-    """
+    """Returns the step of a row, to the microsecond; fields that no row holds keep their defaults."""
     values = dict(zip(NAMES, row, strict=True))
     exposed = tuple(1000 * values[name] for name in _EXPOSED)
     start_ns = values["start_us"] * 1000 - wall_minus_mono_ns

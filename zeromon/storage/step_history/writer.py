@@ -11,19 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zeromon.base.errors import HistoryError, os_errors_as
 from zeromon.ring import paths
 from zeromon.ring.files import replacing_file
-from zeromon.storage.step_history.rows import (
-    COLUMNS,
-    MAGIC,
-    NAMES,
-    PEAKS,
-    RECORD_SIZE,
-    SCALARS,
-    TIMES,
-    Row,
-    pack_row,
-    read_log,
-    seg_files,
-)
+from zeromon.storage.step_history import rows as layout
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,12 +28,12 @@ _KEPT_WHOLE = 2
 """Newest closed segments that are merged last."""
 
 
-def rows_frame(rows: Sequence[Row]) -> pl.DataFrame:
+def rows_frame(rows: Sequence[layout.Row]) -> pl.DataFrame:
     """Returns *rows* as a table."""
     import polars as pl
 
     kinds: Mapping[str, Any] = {"I": pl.UInt32, "q": pl.Int64, "Q": pl.UInt64, "d": pl.Float64}
-    schema = {name: kinds[code] for name, code in COLUMNS}
+    schema = {name: kinds[code] for name, code in layout.COLUMNS}
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
@@ -66,7 +54,7 @@ def read_parquet(path: Path) -> pl.DataFrame:
     """Reads a whole segment. The file is not mapped: a writer may replace it meanwhile."""
     import polars as pl
 
-    return pl.read_parquet(path, memory_map=False).select(NAMES)
+    return pl.read_parquet(path, memory_map=False).select(layout.NAMES)
 
 
 def merge_oldest(folder: Path, limit_bytes: int) -> None:
@@ -76,7 +64,7 @@ def merge_oldest(folder: Path, limit_bytes: int) -> None:
     """
     # Bounded: a segment with one row a rank does not shrink, and would be merged for ever
     for _ in range(1000):
-        paths = list(seg_files(folder).values())
+        paths = list(layout.seg_files(folder).values())
         total = sum(path.stat().st_size for path in paths)
         parquets = [path for path in paths if path.suffix == ".parquet"]
         if total <= limit_bytes or not parquets:
@@ -129,15 +117,15 @@ def merge_rows(content: pl.DataFrame) -> pl.DataFrame:
             pl.col("step").first(),
             pl.col("flags").max(),
             pl.col("start_us").first(),
-            *map(weighted_mean, TIMES),
+            *map(weighted_mean, layout.TIMES),
             pl.col("collectives").mean().round().cast(pl.UInt32),
             pl.col("micro_steps").max(),
             pl.col("collective_bytes").mean().round().cast(pl.Int64),
-            *(pl.col(name).max() for name in PEAKS),
-            *(pl.col(name).mean() for name in SCALARS),
+            *(pl.col(name).max() for name in layout.PEAKS),
+            *(pl.col(name).mean() for name in layout.SCALARS),
             pl.col("steps").sum().cast(pl.UInt32),
         )
-        .select(NAMES)
+        .select(layout.NAMES)
     )
 
 
@@ -166,7 +154,7 @@ class Writer:
             # A writer that is killed leaves the temporary file of its conversion
             for path in self.folder.glob(".*"):
                 path.unlink(missing_ok=True)
-            by_number = seg_files(self.folder)
+            by_number = layout.seg_files(self.folder)
             self._number = max(by_number, default=0) or 1
             if by_number.get(self._number, Path()).suffix == ".parquet":
                 self._number += 1
@@ -181,21 +169,18 @@ class Writer:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         size = os.fstat(self._fd).st_size
         # Rows of another layout cannot be continued: a reader would take their bytes for other columns
-        if size < len(MAGIC) or os.pread(self._fd, len(MAGIC), 0) != MAGIC:
+        if size < len(layout.MAGIC) or os.pread(self._fd, len(layout.MAGIC), 0) != layout.MAGIC:
             os.ftruncate(self._fd, 0)
-            os.write(self._fd, MAGIC)
+            os.write(self._fd, layout.MAGIC)
             self._rows = 0
             return
-        self._rows = sum(1 for _ in read_log(path))
-        os.ftruncate(self._fd, len(MAGIC) + self._rows * RECORD_SIZE)
+        self._rows = sum(1 for _ in layout.read_log(path))
+        os.ftruncate(self._fd, len(layout.MAGIC) + self._rows * layout.RECORD_SIZE)
 
-    def append(self, rows: Iterable[Row]) -> int:
-        """Appends those *rows* that start after the newest row of their rank; returns how many.
-
-        The rows outlive a kill of this process.
-        """
+    def append(self, rows: Iterable[layout.Row]) -> int:
+        """Appends *rows* newer than their rank's newest; returns how many. They outlive this process."""
         newer = (row for row in rows if row[4] > self._last.get(row[0], -(1 << 62)))
-        fresh = [(row, record) for row in newer if (record := pack_row(row))]
+        fresh = [(row, record) for row in newer if (record := layout.pack_row(row))]
         if not fresh:
             return 0
         blob = b"".join(record for _, record in fresh)
@@ -222,7 +207,7 @@ class Writer:
             merge_oldest(self.folder, self._limit)
 
     def _to_parquet(self, log: Path) -> None:
-        rows = list(read_log(log))
+        rows = list(layout.read_log(log))
         if rows:
             write_parquet(rows_frame(rows), log.with_suffix(".parquet"))
         # After the Parquet file is in place: a kill in between must lose no row
@@ -239,7 +224,7 @@ class Writer:
 def last_row_starts(folder: Path) -> dict[int, int]:
     """Returns rank -> start of its newest row, microseconds since the epoch."""
     starts: dict[int, int] = {}
-    for path in seg_files(folder).values():
+    for path in layout.seg_files(folder).values():
         for rank, start in _row_starts(path):
             starts[rank] = max(start, starts.get(rank, start))
     return starts
@@ -247,7 +232,7 @@ def last_row_starts(folder: Path) -> dict[int, int]:
 
 def _row_starts(path: Path) -> Iterator[tuple[int, int]]:
     if path.suffix == ".log":
-        yield from ((row[0], row[4]) for row in read_log(path))
+        yield from ((row[0], row[4]) for row in layout.read_log(path))
         return
     import polars as pl
 
