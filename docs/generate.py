@@ -146,6 +146,7 @@ SET_BY_USERS = {
     "ZEROMON_PROMETHEUS": "server that `attach`, `dash` and `report` read from",
     "ZEROMON_PROMETHEUS_TENANT": "tenant of Mimir, sent as `X-Scope-OrgID`",
     "ZEROMON_PROMETHEUS_TOKEN": "bearer token for that server",
+    "ZEROMON_PURE": "`1`: the hooks are those in Python, not the compiled ones",
     "ZEROMON_RUN": "name of the run",
     "ZEROMON_SD_FILE": "file with the list of all collectors, for Prometheus's file_sd",
     "ZEROMON_STORE": "folder of records of ended runs; default `~/.local/state/zeromon`",
