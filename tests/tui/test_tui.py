@@ -648,8 +648,8 @@ async def test_the_heat_map_has_other_figures_and_takes_clicks(make: Make) -> No
             await pilot.press("h")
             await pilot.pause()
             assert f"─ {figure.label}" in screen_text(app), figure.name
-        heat = app.screen.query_one(HeatMap)
-        await pilot.click("#heat", offset=(2 + 3 * heat._mesh.cell, 1))  # type: ignore[union-attr]
+        y, x = app.screen.query_one(HeatMap)._mesh.place(3)  # type: ignore[union-attr]
+        await pilot.click("#heat", offset=(2 + x, 1 + y))
         await pilot.pause()
         assert app.screen.query_one("#ranks", Table).current.rank == 3  # type: ignore[union-attr]
 

@@ -164,7 +164,7 @@ def _step_spread(rank: RankSnapshot) -> float | None:
 RANK_COLUMNS: Columns[RankSnapshot] = (
     Column("rank", lambda r: r.rank, INDEX, 6, tone="bold"),
     Column("node", lambda r: r.node, TEXT, 10, 5, tone="dim"),
-    Column("state", lambda r: r.status.ended or r.steps.phase, TEXT, 11, show=state_text,
+    Column("state", lambda r: r.status.ended or r.steps.phase, TEXT, 14, show=state_text,
            tone=lambda _, r: "bad" if r.status.failed else "dim" if r.status.ended else ""),
     Column("steps", lambda r: r.steps.last_step, COUNT, 9, 3),
     _rank_column("step", 9, STEP),
@@ -374,13 +374,15 @@ FINDING_COLUMNS: Columns[Finding] = (
 _WIDTH, _MIN_WIDTH = 80, 16
 
 
-def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned, each cell on its line: the first to the left, the others to the right."""
+def aligned_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)
+) -> str:
+    """Columns aligned, each cell on its line: those of the columns *left* to the left."""
     header, rows = tuple(map(printable, header)), [tuple(map(printable, row)) for row in rows]
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     table_rows = [
         "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
+            cell.ljust(width) if i in left else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in (header, *rows)
@@ -395,11 +397,15 @@ def text_table(rows: Iterable[Row], *columns: Column[Row], cuts: Sequence[int] =
     """
     cells = [[column.text(row) for column in columns] for row in rows]
     filled = [not cells or any(row[at] != "-" for row in cells) for at in range(len(columns))]
-    header = compress((column.name for column in columns), filled)
-    return fitted_table([*header], [[*compress(row, filled)] for row in cells], *cuts)
+    shown = [*compress(columns, filled)]
+    left = [at for at, column in enumerate(shown) if column.left or not at]
+    header = [column.name for column in shown]
+    return fitted_table(header, [[*compress(row, filled)] for row in cells], *cuts, left=left)
 
 
-def fitted_table(header: Sequence[str], rows: Sequence[Sequence[str]], *cuts: int) -> str:
+def fitted_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *cuts: int, left: Sequence[int] = (0,)
+) -> str:
     """A table in which cells of the columns *cuts* lose their middle, so that it has 80 columns.
 
     Those of the first of *cuts* lose it first.
@@ -410,7 +416,7 @@ def fitted_table(header: Sequence[str], rows: Sequence[Sequence[str]], *cuts: in
         max_width = max(_MIN_WIDTH, widths[column] - 2 - max(0, sum(widths) - _WIDTH))
         for row in cells:
             row[column] = _cut_out_middle(row[column], max_width)
-    return aligned_table(header, cells)
+    return aligned_table(header, cells, left)
 
 
 def _cut_out_middle(cell: str, max_width: int) -> str:

@@ -362,7 +362,7 @@ def state_text(rank: RankSnapshot) -> str:
             else f"at {short_frame(rank.status.stack)}"
         )
     phase = "running" if rank.steps.phase == "other" else rank.steps.phase or "up"
-    return (rank.status.ended or phase).replace("_", " ")
+    return (rank.status.stopped or rank.status.ended or phase).replace("_", " ")
 
 
 def short_frame(stack: Sequence[str]) -> str:
@@ -529,7 +529,7 @@ def end_text(run: RunSnapshot, fatal: RankSnapshot) -> str:
     """How the run was stopped, or which rank ended it and how many died of that."""
     roles = roles_of(run)
     if roles[fatal.rank] is DeathRole.STOPPED:
-        return f"{ended_text(fatal)} after step {human_count(fatal.steps.last_step)}"
+        return f"{ended_text(fatal)} after step {human_count(run.last_step)}"
     if roles[fatal.rank] is DeathRole.VICTIM and run.unread:
         last_step = human_count(fatal.steps.last_step)
         fate = f"rank {fatal.rank} ended after step {last_step} ({error_of(fatal)})"

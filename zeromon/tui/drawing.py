@@ -4,7 +4,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 
 from zeromon.base.units import human_seconds
 from zeromon.readout.breakdown import PARTS, PHASES, RECORDED
@@ -96,112 +96,136 @@ def draw_gauge(
     ]
 
 
-# ---- draws a heat map: one cell per rank, or per several ranks with the worst value --------------
+# ---- draws a map of ranks: a number or a colour for each, or a colour for the worst of several ---
 
-_SHADES = "·▁▂▃▄▅▆█"
+_SHADES = "▁▂▃▄▅▆█"
 """The shades without colour."""
 HEAT_LEVELS = len(_SHADES)
+"""An odd number: the median has the middle one."""
+_CHUNK = 8
+"""Cells beside each other without a gap: the ranks of a usual node."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapCell:
+    """One rank, or node, as the map draws it."""
+
+    text: str
+    shade: int
+    """From 0 to HEAT_LEVELS - 1; -1: unknown."""
+    is_blamed: bool = False
+    label: str = ""
+    """The text before the cell where it is the first of its chunk."""
+    node: str = ""
+    """The text before the label, where there is room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The layout of ranks in cells."""
+    """The layout of cells in chunks, and of chunks beside and below each other."""
 
-    columns: int
+    chunks: tuple[range, ...]
+    """The indexes of the ranks of each."""
+    across: int
     cell: int
     """Characters in a cell."""
-    each: int
+    each: int = 1
     """Ranks in a cell."""
+    heading: int = 0
+    """Characters before the first cell of a chunk; 0: blocks without numbers."""
+    names: bool = False
+    """True if a heading has the node, too."""
+
+    @property
+    def rows(self) -> int:
+        """The number of lines."""
+        return -(-len(self.chunks) // self.across)
 
     def place(self, index: int) -> tuple[int, int]:
-        """Returns the row and the column of the *index*-th rank."""
-        return divmod(index // self.each, self.columns)
+        """Returns the line and the first character of the cell of the *index*-th rank."""
+        at = next(n for n, chunk in enumerate(self.chunks) if index in chunk)
+        row, column = divmod(at, self.across)
+        inside = (index - self.chunks[at].start) // self.each * self.cell
+        return row, column * self._chunk_width + self.heading + inside
 
-    def index(self, x: int, y: int) -> int:
-        """Returns the index of the first rank in the cell at character (x, y)."""
-        return (y * self.columns + x // self.cell) * self.each
+    def index(self, x: int, y: int) -> int | None:
+        """Returns the index of the first rank in the cell at character (x, y); None between cells."""
+        column, inside = divmod(x, self._chunk_width)
+        at = y * self.across + column
+        if column >= self.across or at >= len(self.chunks) or inside < self.heading:
+            return None
+        offset = (inside - self.heading) // self.cell * self.each
+        return self.chunks[at][offset] if offset < len(self.chunks[at]) else None
 
-
-def fit_mesh_cells(count: int, width: int, height: int) -> Mesh:
-    """Returns the widest cells with which *count* ranks fit; with too many, ranks share a cell."""
-    for cell in (4, 3, 2):
-        columns = _round_to_eights(width // cell)
-        if columns * height >= count:
-            return Mesh(columns, cell, 1)
-    columns = _round_to_eights(max(1, width))
-    return Mesh(columns, 1, max(1, -(-count // max(1, columns * height))))
-
-
-def _round_to_eights(columns: int) -> int:
-    """Rounds down to a multiple of eight ranks, so that nodes of eight ranks align with rows."""
-    return max(1, columns // 8 * 8 if columns >= 8 else columns)
+    @property
+    def _chunk_width(self) -> int:
+        return self.heading + _CHUNK * self.cell + 1
 
 
-def heat_levels(values: Sequence[float | None], low: float, high: float) -> bytes:
-    """Returns the level of each value, from 1; 0 for None."""
-    wide = high - low if high > low else 1.0
-    top_level = HEAT_LEVELS - 1
-    return bytes([
-        0 if value is None else 1 + min(top_level, max(0, int((value - low) / wide * HEAT_LEVELS)))
-        for value in values
-    ])  # fmt: skip
+def fit_mesh_cells(
+    nodes: Sequence[Sequence[MapCell]], width: int, max_rows: int, max_block_rows: int
+) -> Mesh:
+    """Returns the widest cells that fit: with numbers, else blocks of one rank or more."""
+    chunks, start = [], 0
+    for cells_of_node in nodes:
+        end = start + len(cells_of_node)
+        chunks += [range(at, min(end, at + _CHUNK)) for at in range(start, end, _CHUNK)]
+        start = end
+    drawn = [cell for row in nodes for cell in row]
+    number_width = max((cells(cell.text) for cell in drawn), default=1)
+    for names, cell in product((True, False), (number_width + 2, number_width + 1)):
+        heading = 1 + max((cells(_heading(drawn[chunk.start], names)) for chunk in chunks), default=0)
+        across = (width + 1) // (heading + _CHUNK * cell + 1)
+        mesh = Mesh(tuple(chunks), max(1, across), cell, heading=heading, names=names)
+        if across and mesh.rows <= max_rows:
+            return mesh
+    for each, cell in ((each, cell) for each in range(1, start + 1) for cell in (2, 1)):
+        size, across = _CHUNK * each, (width + 1) // (_CHUNK * cell + 1)
+        blocks = tuple(range(at, min(start, at + size)) for at in range(0, start, size))
+        mesh = Mesh(blocks, max(1, across), cell, each)
+        if mesh.rows <= max(1, max_block_rows) and (across or cell == 1):
+            return mesh
+    return Mesh((), 1, 1)
+
+
+def draw_swatch(shade: int, *, letters: bool = False) -> Span:
+    """Returns the sign of a shade for a legend."""
+    return 2 * (_SHADES[shade] if letters else " "), f"heat{shade}"
 
 
 def draw_heat_map(
-    values: Sequence[float | None],
-    span: tuple[float, float],
-    laid: Mesh,
-    chosen: int = -1,
-    *,
-    letters: bool = False,
+    drawn: Sequence[MapCell], mesh: Mesh, chosen: int = -1, *, letters: bool = False
 ) -> list[Line]:
-    """Returns the rows of the map of *values*; marks the cell of the *chosen* rank."""
-    shades = heat_levels(values, *span)
-    if laid.each > 1:
-        cell_starts = range(0, len(shades), laid.each)
-        shades = bytes([max(shades[at : at + laid.each]) for at in cell_starts])
-    marked = chosen // laid.each if chosen >= 0 else -1
-    rows = []
-    for row_start in range(0, len(shades), laid.columns):
-        row, at = shades[row_start : row_start + laid.columns], marked - row_start
-        if 0 <= at < len(row):
-            head, tail = (_row_line(side, laid.cell, letters) for side in (row[:at], row[at + 1 :]))
-            rows.append([*head, *_chosen_cell(row[at] - 1, laid.cell, letters), *tail])
-        else:
-            rows.append(_row_line(row, laid.cell, letters))
-    return rows
+    """Returns the lines of the map; marks the *chosen* rank and those that are blamed."""
+    lines: list[Line] = []
+    for row in range(mesh.rows):
+        spans: Line = []
+        for chunk in mesh.chunks[row * mesh.across : (row + 1) * mesh.across]:
+            if mesh.heading:
+                heading = _heading(drawn[chunk.start], mesh.names)
+                spans.append((fit(heading, mesh.heading - 1, right=True) + " ", "dim"))
+            for at in range(chunk.start, chunk.stop, mesh.each):
+                group = range(at, min(at + mesh.each, chunk.stop))
+                spans.append(_map_span([drawn[n] for n in group], mesh, chosen in group, letters))
+            spans.append((" " * (1 + (_CHUNK - -(-len(chunk) // mesh.each)) * mesh.cell), ""))
+        lines.append(merge_equal_tones(spans[:-1]))
+    return lines
 
 
-def _row_line(shades: bytes, size: int, letters: bool) -> Line:
-    """Returns the cells of a row; each byte of *shades* is a level plus one, 0 for None."""
-    spans: Line = []
-    for run in ALIKE.finditer(shades):
-        shade = run[1][0] - 1
-        sign = _sign_of_shade(shade, letters)
-        cell = sign if size == 1 else sign * (size - 1) + " "
-        spans.append((cell * len(run[0]), _tone_of_shade(shade)))
-    return spans
+def _heading(first: MapCell, names: bool) -> str:
+    return f"{first.node} {first.label}" if names and first.node else first.label
 
 
-def _sign_of_shade(shade: int, letters: bool) -> str:
-    return "?" if shade < 0 else _SHADES[shade] if letters else "█"
-
-
-def _tone_of_shade(shade: int) -> str:
-    return f"heat{shade}" if shade >= 0 else "faint"
-
-
-def _chosen_cell(shade: int, size: int, letters: bool) -> Line:
-    """The cell of the chosen rank, with its level."""
-    sign = "◆" if size == 1 else _sign_of_shade(shade, letters) * max(1, size - 2)
-    open_sign, close_sign = "[" * (size > 2), "]" * (size > 1)
-    return [(open_sign, "bold"), (sign, _tone_of_shade(shade)), (close_sign, "bold")]
-
-
-def draw_heat_scale(low: str, high: str, *, letters: bool = False) -> Line:
-    """Returns the legend of the levels."""
-    steps: Line = [(_sign_of_shade(shade, letters), f"heat{shade}") for shade in range(HEAT_LEVELS)]
-    return [(f"{low} ", "dim"), *steps, (f" {high}", "dim")]
+def _map_span(group: Sequence[MapCell], mesh: Mesh, is_chosen: bool, letters: bool) -> Span:
+    """The cell of *group*, in the shade of its highest value."""
+    shade = max(cell.shade for cell in group)
+    is_blamed = any(cell.is_blamed for cell in group)
+    mark = "✖" if is_blamed else "▸" if is_chosen else ""
+    tone = "blamed" if is_blamed else f"heat{shade}" if shade >= 0 else "faint"
+    if mesh.heading:
+        return mark.ljust(1) + fit(group[0].text, mesh.cell - 1, right=True), tone
+    sign = "?" if shade < 0 else _SHADES[shade] if letters else " "
+    return (mark or sign) + sign * (mesh.cell - 1), tone
 
 
 # ---- draws lanes over time: the last steps of each rank ------------------------------------------
