@@ -227,7 +227,7 @@ async def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch, make: Make)
 async def test_number_keys_and_clicks_open_screens(make: Make) -> None:
     expected = {
         "memory": "by role", "communication": "in flight", "timeline": "parts are drawn as shares",
-        "ranks": "micro-steps", "findings": "losses.append", "logs": "watching ranks",
+        "ranks": "micro-steps", "findings": "losses.append", "logs": "view opened: ranks",
         "overview": "step time",
     }  # fmt: skip
     app = make(snapshot(2))

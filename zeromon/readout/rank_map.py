@@ -38,12 +38,15 @@ class RankMap:
     distance: float
     """The distance from the median at which the scale ends."""
     blame: str
-    """Why cells are marked: ``awaited in a hang``, ``failed first``; "" where none is."""
+    """Which cells are marked, and why: ``rank 5 awaited in a hang``; "" where none is."""
 
     @property
     def cells(self) -> list[Cell]:
         """The cells of all nodes."""
         return [cell for cells in self.by_node.values() for cell in cells]
+
+
+_MAX_NAMED = 3
 
 
 def map_ranks(run: RunSnapshot, figure: Figure, ranks: Sequence[RankSnapshot]) -> RankMap:
@@ -60,9 +63,11 @@ def map_ranks(run: RunSnapshot, figure: Figure, ranks: Sequence[RankSnapshot]) -
             cell = Cell(rank, figure.of_rank(rank), rank.rank in blamed)
             by_node.setdefault(rank.node, []).append(cell)
     cells = [cell for row in by_node.values() for cell in row]
-    blame = "awaited in a hang" if run.hangs else "failed first"
-    median, distance = scale_around_median([cell.value for cell in cells if cell.value is not None])
-    return RankMap(by_node, median, distance, blame * any(cell.is_blamed for cell in cells))
+    names = [cell.name for cell in cells if cell.is_blamed]
+    more = ", ..." * (len(names) > _MAX_NAMED)
+    manner = "awaited in a hang" if run.hangs else "failed first"
+    blame = f"{', '.join(names[:_MAX_NAMED])}{more} {manner}" if names else ""
+    return RankMap(by_node, *scale_around_median([c.value for c in cells if c.value is not None]), blame)
 
 
 def scale_around_median(values: Sequence[float]) -> tuple[float, float]:

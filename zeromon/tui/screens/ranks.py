@@ -1,6 +1,7 @@
 """All ranks: a heat map and a table; Enter opens a rank."""
 
 from collections.abc import Sequence
+from heapq import nlargest
 from typing import Any, ClassVar
 
 from textual import events, on
@@ -40,54 +41,48 @@ class HeatMap(Panel):
     class Picked(Message):
         """The user clicked a cell."""
 
-        def __init__(self, index: int) -> None:
+        def __init__(self, subject: RankSnapshot | FleetNode) -> None:
             super().__init__()
-            self.index = index
+            self.subject = subject
 
     def __init__(self, *, id: str, classes: str) -> None:
         super().__init__("heat map", id=id, classes=classes)
-        self._mesh: Mesh | None = None
+        self._mesh = Mesh((), 1, 1)
+        self._cells: list[Cell] = []
 
     def look_at(self, model: ViewModel, figure: Figure, chosen: RankSnapshot | FleetNode | None) -> None:
         """Shows a figure of all ranks, or of the worst rank of each node, in the lines that it needs."""
         letters, noun, space = model.look.letters, "ranks", self.screen.size
         drawn_map = map_ranks(model.run, figure, model.ranks)
-        ranked = drawn_map.cells
-        known = [cell for cell in ranked if cell.value is not None]
+        self._cells = ranked = drawn_map.cells
         if model.run.fleet is not None:
             noun = "nodes, the worst rank of each"
         nodes = _drawn_nodes(drawn_map, figure.unit)
         drawn = [cell for row in nodes for cell in row]
         mesh = fit_mesh_cells(nodes, space.width - 4, 3 * space.height // 5 - 3, space.height // 3)
         at = next((n for n, cell in enumerate(ranked) if cell.subject is chosen), -1)
-        is_short = not mesh.heading and bool(known)
-        self.styles.height = mesh.rows + 3 + is_short
+        self.styles.height = mesh.rows + 3 + (not mesh.heading)
         self._mesh = mesh
 
         def draw_lines(width: int, _height: int) -> list[Line]:
             hint = "h: another figure" + "  n: nodes" * (model.run.fleet is not None)
             scale = _scale_legend(drawn_map, figure.unit, letters=letters)
             lines = draw_heat_map(drawn, mesh, at, letters=letters)
-            if is_short:
-                lines.append([(leading_clauses(_list_highest(known, figure.unit), width, ", "), "")])
+            if not mesh.heading:
+                lines.append([(leading_clauses(_list_highest(ranked, figure.unit), width, ", "), "")])
             return [*lines, join_at_ends([(hint, "dim")], scale, width)]
 
         unit = f", {figure.unit.symbol}" if figure.unit.symbol else ""
         notes = [f"{figure.label}{unit}: {human_count(len(ranked))} {noun}"]
         notes += [f"the highest of {mesh.each} a cell"] * (mesh.each > 1)
-        blamed = [cell.name for cell in ranked if cell.is_blamed]
-        notes += [f"✖ {', '.join(blamed[:3])}{', ...' * (len(blamed) > 3)} {drawn_map.blame}"] * bool(
-            blamed
-        )
+        notes += [f"✖ {drawn_map.blame}"] * bool(drawn_map.blame)
         self.show(draw_lines, ", ".join(notes))
 
     def on_click(self, event: events.Click) -> None:
         """Posts which cell is under the pointer."""
         offset = event.get_content_offset(self)
-        if offset is not None and self._mesh is not None and offset.y < self._mesh.rows:
-            index = self._mesh.index(offset.x, offset.y)
-            if index is not None:
-                self.post_message(self.Picked(index))
+        if offset is not None and (index := self._mesh.index(offset.x, offset.y)) is not None:
+            self.post_message(self.Picked(self._cells[index].subject))
 
 
 class Ranks(View):
@@ -191,12 +186,10 @@ class Ranks(View):
 
     @on(HeatMap.Picked)
     def _go_to_picked(self, event: HeatMap.Picked) -> None:
-        model = self.host.model
-        fleet = model.run.fleet if model is not None else None
-        if fleet is not None and event.index < len(fleet.nodes):
-            self._open_ranks_of_node(fleet.nodes[event.index])
-        elif model is not None and event.index < len(model.ranks):
-            self.query_one("#ranks", Table).go(model.ranks[event.index].rank)
+        if isinstance(event.subject, FleetNode):
+            self._open_ranks_of_node(event.subject)
+        else:
+            self.query_one("#ranks", Table).go(event.subject.rank)
             self.focus_body()
 
     def sheet(self, model: ViewModel) -> TableExport[Any]:
@@ -257,7 +250,8 @@ def _scale_legend(drawn_map: RankMap, unit: Unit, *, letters: bool) -> Line:
     return spans
 
 
-def _list_highest(known: Sequence[Cell], unit: Unit) -> str:
+def _list_highest(cells: Sequence[Cell], unit: Unit) -> str:
     """``highest: rank 5 21.0 ms, rank 9 20.1 ms``: what blocks without numbers cannot say."""
-    highest = sorted(known, key=lambda cell: -(cell.value or 0.0))[:_MAX_HIGHEST]
-    return "highest: " + ", ".join(f"{clean(c.name)} {unit.text(c.value or 0.0)}" for c in highest)
+    known = [(cell.value, clean(cell.name)) for cell in cells if cell.value is not None]
+    highest = nlargest(_MAX_HIGHEST, known, key=lambda pair: pair[0])
+    return "highest: " + (", ".join(f"{name} {unit.text(value)}" for value, name in highest) or "n/a")
