@@ -217,7 +217,8 @@ def render_answers(
             reference = f". See zeromon rule {finding.code}." * (short_advice != action)
             rows = [f"  {finding.code} {short_advice}{reference}"]
         elif is_in_verdict and rows[1:]:
-            rows = [f"  {finding.code} {rows[1].strip()}", *rows[2:]]
+            cause = rows[1].strip().removeprefix("because ")
+            rows = [f"  {finding.code} {cause[:1].upper()}{cause[1:]}", *rows[2:]]
         rows_shown += rows
     if not chosen:
         rows_shown.append(f"  {no_change_text(run)}")

@@ -726,5 +726,5 @@ def gaps_in(lanes: Lanes, run: RunSnapshot) -> list[str]:
         missing.append(f"{human_seconds(unplaced)} of exposed communication have no known moment")
     untimed = sum(step.untimed for step in lanes.steps)
     if untimed:
-        missing.append(f"{human_count(untimed)} collectives have no known time and are not drawn")
+        missing.append(f"not drawn, because their time is unknown: {human_count(untimed)} collectives")
     return missing

@@ -110,7 +110,7 @@ def _against_prediction(row: RoleLine) -> str:
     if row.predicted is None:
         return row.where
     if row.measured is None:
-        return f"not seen; {human_bytes(row.predicted)} predicted"
+        return "not seen"
     excess = row.measured - row.predicted
     sign = "+" if excess > 0 else "-" if excess < 0 else "±"
     return f"{sign}{human_bytes(abs(excess))}" if excess else "as predicted"

@@ -63,7 +63,10 @@ class RankView(View):
             self.draw_no_rank(model)
             return
         options = model.look
-        columns = max(1, self.query_one("#rank-charts Panel", Panel).size.width - _AXIS)
+        chart_width = self.query_one("#rank-charts Panel", Panel).size.width
+        if not chart_width:
+            return  # before the layout, which draws again: a chart of one column would flash
+        columns = max(1, chart_width - _AXIS)
         plots = plots_by_name((rank,), model.trends, options, columns, model.mark_steps)
         chart_names = list(plots)[: self.size.width // _MIN_CHART_WIDTH]
         for name in charts.list_names():
