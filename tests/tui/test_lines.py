@@ -18,6 +18,8 @@ from zeromon.diagnosis.engine import advise
 from zeromon.readout import tables
 from zeromon.readout.answers import bar_of_rank
 from zeromon.readout.breakdown import PARTS, USUAL, rank_parts, step_parts
+from zeromon.readout.figures import LATE
+from zeromon.readout.rank_map import Cell, RankMap, map_ranks
 from zeromon.readout.tables import RANK_COLUMNS, TRAFFIC_COLUMNS
 from zeromon.readout.text import leading_clauses, run_state
 from zeromon.readout.verdict import Health, Verdict
@@ -46,7 +48,6 @@ from zeromon.tui.columns import (
 from zeromon.tui.drawing import (
     HEAT_LEVELS,
     Curve,
-    MapCell,
     Plot,
     draw_chart,
     draw_gauge,
@@ -223,15 +224,10 @@ def test_with_many_ranks_the_most_exposed_are_shown() -> None:
 # ---- the map of ranks ----------------------------------------------------------------------------
 
 
-def map_cells(count: int, nodes: int = 1) -> list[list[MapCell]]:
-    each = count // nodes
-    return [
-        [
-            MapCell(f"{n % 40}.0", n % HEAT_LEVELS, label=str(n), node="" if n % each else f"node{n}")
-            for n in range(node * each, node * each + each)
-        ]
-        for node in range(nodes)
-    ]
+def map_of(count: int, each: int = 8) -> RankMap:
+    """Ranks that are late by 0, 1 ... 39 ms."""
+    ranks = [rank(n, node=f"node{n // each}", late_seconds=n % 40 / 1000) for n in range(count)]
+    return map_ranks(run(*ranks), LATE, ranks)
 
 
 @pytest.mark.parametrize(
@@ -244,42 +240,38 @@ def map_cells(count: int, nodes: int = 1) -> list[list[MapCell]]:
 def test_every_rank_has_a_cell_on_the_map(
     count: int, width: int, height: int, has_numbers: bool
 ) -> None:
-    nodes = map_cells(count, max(1, count // 8))
-    drawn = [cell for row in nodes for cell in row]
-    mesh = fit_mesh_cells(nodes, width, height, height // 2)
-    lines = draw_heat_map(drawn, mesh, count - 1)
+    ranks_map = map_of(count)
+    mesh = fit_mesh_cells(ranks_map, LATE.unit, width, height, height // 2)
+    lines = draw_heat_map(ranks_map, mesh, count - 1)
     assert len(lines) == mesh.rows <= height
     assert all(line_width(line) <= width for line in lines)
-    assert bool(mesh.heading) is has_numbers
+    assert bool(mesh.texts) is has_numbers
     for index in (0, count // 2, count - 1):
         y, x = mesh.place(index)
         assert mesh.index(x, y) == index // mesh.each * mesh.each
         if has_numbers:
             shown = plain_text(lines[y])[x : x + mesh.cell]
-            assert shown.strip(" ▸") == drawn[index].text
+            assert shown.strip(" ▸") == f"{index % 40}.0"
             assert ("▸" in shown) is (index == count - 1)
-    if not mesh.names and has_numbers:
-        assert mesh.index(0, 0) is None  # a heading is no rank
+            assert mesh.index(0, y) is None  # a heading is no rank
 
 
 def test_a_cell_of_several_ranks_shows_the_highest_and_who_is_blamed() -> None:
-    drawn = [MapCell("", 6), *(MapCell("", 0) for _ in range(62)), MapCell("", 0, is_blamed=True)]
-    mesh = fit_mesh_cells([drawn], 8, 0, 1)
+    cells_ = [Cell(rank(n), 1.0 if not n else 0.0, is_blamed=n == 63) for n in range(64)]
+    ranks_map = RankMap({"a": cells_}, 0.5, 0.5, "rank 63 awaited in a hang")
+    mesh = fit_mesh_cells(ranks_map, LATE.unit, 8, 0, 1)
     assert (mesh.each, mesh.cell) == (8, 1)
-    line = draw_heat_map(drawn, mesh, letters=True)[0]
+    line = draw_heat_map(ranks_map, mesh, letters=True)[0]
     assert plain_text(line) == "█" + "▁" * 6 + "✖"
     assert line[-1][1] == "blamed"
 
 
 def test_what_is_not_known_has_no_shade() -> None:
-    drawn = [MapCell("n/a", -1), MapCell("0.0", 0)]
-    line = draw_heat_map(drawn, fit_mesh_cells([drawn], 76, 9, 9))[0]
-    assert [(text.strip(), tone) for text, tone in line if "0" in text or "n" in text][-2:] == [
-        ("n/a", "faint"),
-        ("0.0", "heat0"),
-    ]
-    blocks = fit_mesh_cells([drawn], 8, 0, 1)
-    assert plain_text(draw_heat_map(drawn, blocks, letters=True)[0]) == "?▁"
+    ranks_map = map_ranks(run(), LATE, [rank(0, late_seconds=None), rank(1, late_seconds=0.0)])
+    line = draw_heat_map(ranks_map, fit_mesh_cells(ranks_map, LATE.unit, 76, 9, 9))[0]
+    assert [(text.strip(), tone) for text, tone in line[1:3]] == [("n/a", "faint"), ("0.0", "heat3")]
+    blocks = fit_mesh_cells(ranks_map, LATE.unit, 8, 0, 1)
+    assert plain_text(draw_heat_map(ranks_map, blocks, letters=True)[0]) == "?▄"
 
 
 @pytest.mark.parametrize("background", ["dark", "light"])

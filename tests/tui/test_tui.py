@@ -42,10 +42,11 @@ from zeromon.storage.step_history.rows import row_of
 from zeromon.traces.analysis import RESULT_FILE, RankTrace, encode_analysis_result
 from zeromon.tui.app import ZeromonApp
 from zeromon.tui.columns import WHOLE_RUN, DisplayOptions, fit_columns
+from zeromon.tui.drawing import HEAT_LEVELS
 from zeromon.tui.event_log import Mark, Marks
 from zeromon.tui.line import plain_text
 from zeromon.tui.screens.collectives import Collectives, SpanLanes
-from zeromon.tui.screens.ranks import HeatMap, Ranks, shade_of
+from zeromon.tui.screens.ranks import HeatMap, Ranks
 from zeromon.tui.screens.timeline import Lanes, Timeline
 from zeromon.tui.screens.view import TABS, View
 from zeromon.tui.status_text import figures_line
@@ -227,7 +228,7 @@ async def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch, make: Make)
 
 async def test_number_keys_and_clicks_open_screens(make: Make) -> None:
     expected = {
-        "memory": "by role", "communication": "in flight", "timeline": "parts are drawn as shares",
+        "memory": "by role", "communication": "in flight", "timeline": "shares, not times",
         "ranks": "micro-steps", "findings": "losses.append", "logs": "view opened: ranks",
         "overview": "step time",
     }  # fmt: skip
@@ -1319,9 +1320,9 @@ async def test_steps_that_take_as_long_have_the_same_shade(make: Make) -> None:
     seconds = (0.5462, 0.5461, 0.5463, 0.5462, 0.1)
     shown = run(*(rank(n, mean_seconds=mean) for n, mean in enumerate(seconds)))
     drawn_map = map_ranks(shown, STEP, shown.ranks)
-    assert [shade_of(drawn_map, value) for value in seconds] == [3, 3, 3, 3, 0]
+    assert [drawn_map.shade(value, HEAT_LEVELS) for value in seconds] == [3, 3, 3, 3, 0]
     almost_equal = map_ranks(shown, STEP, shown.ranks[:4])
-    assert {shade_of(almost_equal, value) for value in seconds[:4]} == {3}
+    assert {almost_equal.shade(value, HEAT_LEVELS) for value in seconds[:4]} == {3}
     async with running(make(shown)) as pilot:
         await pilot.press("5", *"h" * MAPPED.index(STEP))
         await pilot.pause()

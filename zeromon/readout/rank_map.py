@@ -45,6 +45,12 @@ class RankMap:
         """The cells of all nodes."""
         return [cell for cells in self.by_node.values() for cell in cells]
 
+    def shade(self, value: float | None, levels: int) -> int:
+        """The shade by the distance from the median, which has the middle of *levels*; -1: unknown."""
+        if value is None:
+            return -1
+        return round((1 + (value - self.median) / self.distance) / 2 * (levels - 1))
+
 
 _MAX_NAMED = 3
 

@@ -3,15 +3,27 @@
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, product
 
 from zeromon.base.units import human_seconds
 from zeromon.readout.breakdown import PARTS, PHASES, RECORDED
+from zeromon.readout.figures import Unit
+from zeromon.readout.rank_map import RankMap
 from zeromon.readout.text import exposed_part
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.step import LaneSpan, Stream
-from zeromon.tui.line import Line, Span, cells, fit, line_width, merge_equal_tones, pad_line
+from zeromon.tui.line import (
+    Line,
+    Span,
+    cells,
+    clean,
+    fit,
+    line_width,
+    merge_equal_tones,
+    pad_line,
+    text_tail,
+)
 
 TONES = ("", *PARTS, "hidden", "untimed")
 """The styles of half cells: a half cell holds an index into this; 0 is empty."""
@@ -104,37 +116,31 @@ HEAT_LEVELS = len(_SHADES)
 """An odd number: the median has the middle one."""
 _CHUNK = 8
 """Cells beside each other without a gap: the ranks of a usual node."""
-
-
-@dataclass(frozen=True, slots=True)
-class MapCell:
-    """One rank, or node, as the map draws it."""
-
-    text: str
-    shade: int
-    """From 0 to HEAT_LEVELS - 1; -1: unknown."""
-    is_blamed: bool = False
-    label: str = ""
-    """The text before the cell where it is the first of its chunk."""
-    node: str = ""
-    """The text before the label, where there is room."""
+_MIN_LONG = 100
+"""From here on numbers have no decimal place."""
+_MAX_NAME = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """The layout of cells in chunks, and of chunks beside and below each other."""
 
-    chunks: tuple[range, ...]
+    chunks: Sequence[range] = ()
     """The indexes of the ranks of each."""
-    across: int
-    cell: int
+    across: int = 1
+    cell: int = 1
     """Characters in a cell."""
     each: int = 1
     """Ranks in a cell."""
-    heading: int = 0
-    """Characters before the first cell of a chunk; 0: blocks without numbers."""
-    names: bool = False
-    """True if a heading has the node, too."""
+    texts: Sequence[str] = ()
+    """The number of each rank; () for blocks without numbers."""
+    headings: Sequence[str] = ()
+    """The text before each chunk."""
+
+    @property
+    def heading(self) -> int:
+        """Characters before the first cell of a chunk."""
+        return 1 + max(map(cells, self.headings), default=-1)
 
     @property
     def rows(self) -> int:
@@ -146,11 +152,11 @@ class Mesh:
         at = next(n for n, chunk in enumerate(self.chunks) if index in chunk)
         row, column = divmod(at, self.across)
         inside = (index - self.chunks[at].start) // self.each * self.cell
-        return row, column * self._chunk_width + self.heading + inside
+        return row, column * self.chunk_width + self.heading + inside
 
     def index(self, x: int, y: int) -> int | None:
         """Returns the index of the first rank in the cell at character (x, y); None between cells."""
-        column, inside = divmod(x, self._chunk_width)
+        column, inside = divmod(x, self.chunk_width)
         at = y * self.across + column
         if column >= self.across or at >= len(self.chunks) or inside < self.heading:
             return None
@@ -158,74 +164,75 @@ class Mesh:
         return self.chunks[at][offset] if offset < len(self.chunks[at]) else None
 
     @property
-    def _chunk_width(self) -> int:
+    def chunk_width(self) -> int:
+        """Characters of a chunk and the gap behind it."""
         return self.heading + _CHUNK * self.cell + 1
 
 
 def fit_mesh_cells(
-    nodes: Sequence[Sequence[MapCell]], width: int, max_rows: int, max_block_rows: int
+    ranks_map: RankMap, unit: Unit, width: int, max_rows: int, max_block_rows: int
 ) -> Mesh:
     """Returns the widest cells that fit: with numbers, else blocks of one rank or more."""
-    chunks, start = [], 0
-    for cells_of_node in nodes:
-        end = start + len(cells_of_node)
-        chunks += [range(at, min(end, at + _CHUNK)) for at in range(start, end, _CHUNK)]
-        start = end
-    drawn = [cell for row in nodes for cell in row]
-    number_width = max((cells(cell.text) for cell in drawn), default=1)
-    for names, cell in product((True, False), (number_width + 2, number_width + 1)):
-        heading = 1 + max((cells(_heading(drawn[chunk.start], names)) for chunk in chunks), default=0)
-        across = (width + 1) // (heading + _CHUNK * cell + 1)
-        mesh = Mesh(tuple(chunks), max(1, across), cell, heading=heading, names=names)
-        if across and mesh.rows <= max_rows:
+    chunks: list[range] = []
+    labels, named, start = [], [], 0
+    for name, row in ranks_map.by_node.items():
+        for at in range(0, len(row), _CHUNK):
+            chunks.append(range(start + at, start + min(len(row), at + _CHUNK)))
+            labels.append(_short_name(row[at].name.removeprefix("rank ")))
+            shows_name = not at and len(ranks_map.by_node) > 1
+            named.append(f"{_short_name(name)} {labels[-1]}" if shows_name else labels[-1])
+        start += len(row)
+    values = [unit.scaled(cell.value) for cell in ranks_map.cells]
+    # One decimal place for all or for none, so that they can be compared
+    decimals = int(max((abs(value) for value in values if value is not None), default=0) < _MIN_LONG)
+    texts = ["n/a" if value is None else f"{value:.{decimals}f}" for value in values]
+    for headings, gap in product((named, labels), (2, 1)):
+        mesh = Mesh(chunks, 1, max(map(cells, texts), default=0) + gap, 1, texts, headings)
+        across = (width + 1) // mesh.chunk_width
+        if across and -(-len(chunks) // across) <= max_rows:
+            return replace(mesh, across=across)
+    for each, size in product(range(1, start + 1), (2, 1)):
+        blocks = [range(at, min(start, at + _CHUNK * each)) for at in range(0, start, _CHUNK * each)]
+        mesh = Mesh(blocks, max(1, (width + 1) // (_CHUNK * size + 1)), size, each)
+        if mesh.rows <= max(1, max_block_rows) and (size == 1 or mesh.chunk_width <= width + 1):
             return mesh
-    for each, cell in ((each, cell) for each in range(1, start + 1) for cell in (2, 1)):
-        size, across = _CHUNK * each, (width + 1) // (_CHUNK * cell + 1)
-        blocks = tuple(range(at, min(start, at + size)) for at in range(0, start, size))
-        mesh = Mesh(blocks, max(1, across), cell, each)
-        if mesh.rows <= max(1, max_block_rows) and (across or cell == 1):
-            return mesh
-    return Mesh((), 1, 1)
+    return Mesh()
 
 
-def draw_swatch(shade: int, *, letters: bool = False) -> Span:
-    """Returns the sign of a shade for a legend."""
-    return 2 * (_SHADES[shade] if letters else " "), f"heat{shade}"
+def _short_name(node: str) -> str:
+    return text_tail(clean(node), _MAX_NAME)
 
 
 def draw_heat_map(
-    drawn: Sequence[MapCell], mesh: Mesh, chosen: int = -1, *, letters: bool = False
+    ranks_map: RankMap, mesh: Mesh, chosen: int = -1, *, letters: bool = False
 ) -> list[Line]:
     """Returns the lines of the map; marks the *chosen* rank and those that are blamed."""
     lines: list[Line] = []
-    for row in range(mesh.rows):
+    drawn = ranks_map.cells
+    for top in range(0, len(mesh.chunks), mesh.across):
         spans: Line = []
-        for chunk in mesh.chunks[row * mesh.across : (row + 1) * mesh.across]:
-            if mesh.heading:
-                heading = _heading(drawn[chunk.start], mesh.names)
-                spans.append((fit(heading, mesh.heading - 1, right=True) + " ", "dim"))
+        for number, chunk in enumerate(mesh.chunks[top : top + mesh.across], top):
+            if mesh.texts:
+                spans.append((fit(mesh.headings[number], mesh.heading - 1, right=True) + " ", "dim"))
             for at in range(chunk.start, chunk.stop, mesh.each):
-                group = range(at, min(at + mesh.each, chunk.stop))
-                spans.append(_map_span([drawn[n] for n in group], mesh, chosen in group, letters))
+                group = drawn[at : min(at + mesh.each, chunk.stop)]
+                is_blamed = any(cell.is_blamed for cell in group)
+                mark = "✖" if is_blamed else "▸" if at <= chosen < at + len(group) else ""
+                shade = max(ranks_map.shade(cell.value, HEAT_LEVELS) for cell in group)
+                sign, tone = draw_swatch(shade, letters=letters)
+                if mesh.texts:
+                    sign = mark.ljust(1) + fit(mesh.texts[at], mesh.cell - 1, right=True)
+                else:
+                    sign = (mark or sign[0]) + sign[0] * (mesh.cell - 1)
+                spans.append((sign, "blamed" if is_blamed else tone))
             spans.append((" " * (1 + (_CHUNK - -(-len(chunk) // mesh.each)) * mesh.cell), ""))
         lines.append(merge_equal_tones(spans[:-1]))
     return lines
 
 
-def _heading(first: MapCell, names: bool) -> str:
-    return f"{first.node} {first.label}" if names and first.node else first.label
-
-
-def _map_span(group: Sequence[MapCell], mesh: Mesh, is_chosen: bool, letters: bool) -> Span:
-    """The cell of *group*, in the shade of its highest value."""
-    shade = max(cell.shade for cell in group)
-    is_blamed = any(cell.is_blamed for cell in group)
-    mark = "✖" if is_blamed else "▸" if is_chosen else ""
-    tone = "blamed" if is_blamed else f"heat{shade}" if shade >= 0 else "faint"
-    if mesh.heading:
-        return mark.ljust(1) + fit(group[0].text, mesh.cell - 1, right=True), tone
-    sign = "?" if shade < 0 else _SHADES[shade] if letters else " "
-    return (mark or sign) + sign * (mesh.cell - 1), tone
+def draw_swatch(shade: int, *, letters: bool = False) -> Span:
+    """Returns the sign of a shade for a legend; "?" where it is -1, unknown."""
+    return ("??", "faint") if shade < 0 else (2 * (_SHADES[shade] if letters else " "), f"heat{shade}")
 
 
 # ---- draws lanes over time: the last steps of each rank ------------------------------------------

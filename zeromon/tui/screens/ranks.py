@@ -19,8 +19,8 @@ from zeromon.readout.text import leading_clauses
 from zeromon.snapshot import RankSnapshot
 from zeromon.snapshot.run import FleetNode
 from zeromon.tui.columns import TableExport
-from zeromon.tui.drawing import HEAT_LEVELS, MapCell, Mesh, draw_heat_map, draw_swatch, fit_mesh_cells
-from zeromon.tui.line import Line, clean, join_at_ends, text_tail
+from zeromon.tui.drawing import HEAT_LEVELS, Mesh, draw_heat_map, draw_swatch, fit_mesh_cells
+from zeromon.tui.line import Line, clean, join_at_ends
 from zeromon.tui.screens.rank import rank_page
 from zeromon.tui.screens.view import View, why_no_rank
 from zeromon.tui.view_model import ViewModel
@@ -30,9 +30,7 @@ from zeromon.tui.widgets.table import Table
 _FOLLOWS_SECONDS = 0.1
 _MIN_MAPPED_RANKS = 5
 """The table shows fewer at a glance."""
-_MIN_LONG = 100.0
-"""From here on numbers have no decimal place."""
-_MAX_NAME, _MAX_HIGHEST = 12, 8
+_MAX_HIGHEST = 8
 
 
 class HeatMap(Panel):
@@ -47,7 +45,7 @@ class HeatMap(Panel):
 
     def __init__(self, *, id: str, classes: str) -> None:
         super().__init__("heat map", id=id, classes=classes)
-        self._mesh = Mesh((), 1, 1)
+        self._mesh = Mesh()
         self._cells: list[Cell] = []
 
     def look_at(self, model: ViewModel, figure: Figure, chosen: RankSnapshot | FleetNode | None) -> None:
@@ -57,18 +55,17 @@ class HeatMap(Panel):
         self._cells = ranked = drawn_map.cells
         if model.run.fleet is not None:
             noun = "nodes, the worst rank of each"
-        nodes = _drawn_nodes(drawn_map, figure.unit)
-        drawn = [cell for row in nodes for cell in row]
-        mesh = fit_mesh_cells(nodes, space.width - 4, 3 * space.height // 5 - 3, space.height // 3)
+        limits = space.width - 4, 3 * space.height // 5 - 3, space.height // 3
+        mesh = fit_mesh_cells(drawn_map, figure.unit, *limits)
         at = next((n for n, cell in enumerate(ranked) if cell.subject is chosen), -1)
-        self.styles.height = mesh.rows + 3 + (not mesh.heading)
+        self.styles.height = mesh.rows + 3 + (not mesh.texts)
         self._mesh = mesh
 
         def draw_lines(width: int, _height: int) -> list[Line]:
             hint = "h: another figure" + "  n: nodes" * (model.run.fleet is not None)
             scale = _scale_legend(drawn_map, figure.unit, letters=letters)
-            lines = draw_heat_map(drawn, mesh, at, letters=letters)
-            if not mesh.heading:
+            lines = draw_heat_map(drawn_map, mesh, at, letters=letters)
+            if not mesh.texts:
                 lines.append([(leading_clauses(_list_highest(ranked, figure.unit), width, ", "), "")])
             return [*lines, join_at_ends([(hint, "dim")], scale, width)]
 
@@ -208,35 +205,6 @@ def shown_ranks_text(model: ViewModel) -> str:
     return count if model.rank_filter else f"{count}, the most important"
 
 
-def _drawn_nodes(drawn_map: RankMap, unit: Unit) -> list[list[MapCell]]:
-    """The cells of each node as the map draws them."""
-    values = [abs(cell.value) for cell in drawn_map.cells if cell.value is not None]
-    # One place after the point for all cells, so that they can be compared, unless they are long
-    decimals = int(unit.scale * max(values, default=0.0) < _MIN_LONG)
-    has_names = len(drawn_map.by_node) > 1
-
-    def drawn_cell(cell: Cell, is_first: bool) -> MapCell:
-        value, subject = cell.value, cell.subject
-        text = "n/a" if value is None else f"{unit.scale * value:.{decimals}f}"
-        node = text_tail(clean(subject.node), _MAX_NAME)
-        shade = -1 if value is None else shade_of(drawn_map, value)
-        if isinstance(subject, FleetNode):
-            return MapCell(text, shade, cell.is_blamed, node)
-        return MapCell(
-            text, shade, cell.is_blamed, str(subject.rank), node if is_first and has_names else ""
-        )
-
-    return [
-        [drawn_cell(cell, not n) for n, cell in enumerate(row)] for row in drawn_map.by_node.values()
-    ]
-
-
-def shade_of(drawn_map: RankMap, value: float) -> int:
-    """The shade of *value* by its distance from the median, which has the middle one."""
-    share = (value - drawn_map.median) / drawn_map.distance
-    return round((1 + share) / 2 * (HEAT_LEVELS - 1))
-
-
 def _scale_legend(drawn_map: RankMap, unit: Unit, *, letters: bool) -> Line:
     """The lowest value, the median and the highest, each with its shade; why there is none."""
     values = [cell.value for cell in drawn_map.cells if cell.value is not None]
@@ -245,8 +213,10 @@ def _scale_legend(drawn_map: RankMap, unit: Unit, *, letters: bool) -> Line:
     spans: Line = []
     labelled = {min(values): "min", max(values): "max", drawn_map.median: "median"}
     for value, label in sorted(labelled.items()):
-        spans += [("  ", ""), draw_swatch(shade_of(drawn_map, value), letters=letters),
-                  (f" {label} {unit.text(value)}", "dim")]  # fmt: skip
+        shade = drawn_map.shade(value, HEAT_LEVELS)
+        spans += [
+            ("  ", ""), draw_swatch(shade, letters=letters), (f" {label} {unit.text(value)}", "dim"),
+        ]  # fmt: skip
     return spans
 
 
