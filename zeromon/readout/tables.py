@@ -4,7 +4,6 @@ Text, terminal, grid and CSV read the same columns: a column has the value in it
 people, and what a terminal needs to place it.
 """
 
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -141,26 +140,6 @@ def _node_column(name: str, width: int, figure: Figure, priority: int = 0) -> Co
     return Column(name, figure.of_node, figure.unit, width, priority, tone=tone)
 
 
-_BARS = "▁▂▃▄▅▆▇█"
-_SPARKS = 16
-
-
-def _last_steps_bars(rank: RankSnapshot) -> str:
-    values = [step.end_ns - step.start_ns for step in rank.steps.recent[-_SPARKS:]]
-    top = max(values, default=0) or 1
-    return "".join(_BARS[min(7, int(8 * max(0, value) / top))] for value in values)
-
-
-_SPREAD = Unit("longest_to_median", "", 1, str)
-
-
-def _step_spread(rank: RankSnapshot) -> float | None:
-    """The longest of the last steps against their median."""
-    durations = [step.end_ns - step.start_ns for step in rank.steps.recent[-_SPARKS:]]
-    median = statistics.median(durations) if durations else 0
-    return max(durations) / median if median else None
-
-
 RANK_COLUMNS: Columns[RankSnapshot] = (
     Column("rank", lambda r: r.rank, INDEX, 6, tone="bold"),
     Column("node", lambda r: r.node, TEXT, 10, 5, tone="dim"),
@@ -168,7 +147,6 @@ RANK_COLUMNS: Columns[RankSnapshot] = (
            tone=lambda _, r: "bad" if r.status.failed else "dim" if r.status.ended else ""),
     Column("steps", lambda r: r.steps.last_step, COUNT, 9, 3),
     _rank_column("step", 9, STEP),
-    Column("last steps", _step_spread, _SPREAD, _SPARKS + 1, 6, _last_steps_bars, "s0", left=True),
     _rank_column("exposed", 9, EXPOSED_SECONDS, 2),
     _rank_column("share", 8, EXPOSED),
     _rank_column("overlap", 9, OVERLAP, 4),
