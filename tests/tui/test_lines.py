@@ -245,10 +245,10 @@ def test_every_rank_has_a_cell_on_the_map(
     lines = draw_heat_map(ranks_map, mesh, count - 1)
     assert len(lines) == mesh.rows <= height
     assert all(line_width(line) <= width for line in lines)
-    assert bool(mesh.texts) is has_numbers
+    assert bool(mesh.numbers) is has_numbers
     for index in (0, count // 2, count - 1):
         y, x = mesh.place(index)
-        assert mesh.index(x, y) == index // mesh.each * mesh.each
+        assert mesh.index(x, y) == index // mesh.ranks_per_cell * mesh.ranks_per_cell
         if has_numbers:
             shown = plain_text(lines[y])[x : x + mesh.cell]
             assert shown.strip(" ▸") == f"{index % 40}.0"
@@ -260,7 +260,7 @@ def test_a_cell_of_several_ranks_shows_the_highest_and_who_is_blamed() -> None:
     cells_ = [Cell(rank(n), 1.0 if not n else 0.0, is_blamed=n == 63) for n in range(64)]
     ranks_map = RankMap({"a": cells_}, 0.5, 0.5, "rank 63 awaited in a hang")
     mesh = fit_mesh_cells(ranks_map, LATE.unit, 8, 0, 1)
-    assert (mesh.each, mesh.cell) == (8, 1)
+    assert (mesh.ranks_per_cell, mesh.cell) == (8, 1)
     line = draw_heat_map(ranks_map, mesh, letters=True)[0]
     assert plain_text(line) == "█" + "▁" * 6 + "✖"
     assert line[-1][1] == "blamed"

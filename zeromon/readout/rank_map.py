@@ -55,7 +55,7 @@ class RankMap:
 _MAX_NAMED = 3
 
 
-def map_ranks(run: RunSnapshot, figure: Figure, ranks: Sequence[RankSnapshot]) -> RankMap:
+def map_ranks(run: RunSnapshot, mapped: Figure, ranks: Sequence[RankSnapshot]) -> RankMap:
     """The map of *ranks* of *run*; of a large run that of its nodes."""
     blamed = {number for hang in run.hangs for number in (*hang.missing, *hang.dead)}
     if not blamed and text.has_died(run):  # a run that was stopped has nobody to blame
@@ -63,16 +63,16 @@ def map_ranks(run: RunSnapshot, figure: Figure, ranks: Sequence[RankSnapshot]) -
         blamed = {failed.rank} if failed is not None else set()
     by_node: dict[str, list[Cell]] = {}
     if run.fleet is not None:
-        by_node[""] = [Cell(node, figure.of_node(node)) for node in run.fleet.nodes]
+        by_node[""] = [Cell(node, mapped.of_node(node)) for node in run.fleet.nodes]
     else:
         for rank in sorted(ranks, key=lambda rank: rank.rank):
-            cell = Cell(rank, figure.of_rank(rank), rank.rank in blamed)
+            cell = Cell(rank, mapped.of_rank(rank), rank.rank in blamed)
             by_node.setdefault(rank.node, []).append(cell)
     cells = [cell for row in by_node.values() for cell in row]
     names = [cell.name for cell in cells if cell.is_blamed]
-    more = ", ..." * (len(names) > _MAX_NAMED)
+    ellipsis = ", ..." * (len(names) > _MAX_NAMED)
     manner = "awaited in a hang" if run.hangs else "failed first"
-    blame = f"{', '.join(names[:_MAX_NAMED])}{more} {manner}" if names else ""
+    blame = f"{', '.join(names[:_MAX_NAMED])}{ellipsis} {manner}" if names else ""
     return RankMap(by_node, *scale_around_median([c.value for c in cells if c.value is not None]), blame)
 
 

@@ -353,14 +353,14 @@ _WIDTH, _MIN_WIDTH = 80, 16
 
 
 def aligned_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)
+    header: Sequence[str], rows: Sequence[Sequence[str]], left_columns: Sequence[int] = (0,)
 ) -> str:
-    """Columns aligned, each cell on its line: those of the columns *left* to the left."""
+    """Columns aligned, each cell on its line: those of *left_columns* to the left."""
     header, rows = tuple(map(printable, header)), [tuple(map(printable, row)) for row in rows]
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     table_rows = [
         "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
+            cell.ljust(width) if i in left_columns else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in (header, *rows)
@@ -375,14 +375,16 @@ def text_table(rows: Iterable[Row], *columns: Column[Row], cuts: Sequence[int] =
     """
     cells = [[column.text(row) for column in columns] for row in rows]
     filled = [not cells or any(row[at] != "-" for row in cells) for at in range(len(columns))]
-    shown = [*compress(columns, filled)]
-    left = [at for at, column in enumerate(shown) if column.left or not at]
-    header = [column.name for column in shown]
-    return fitted_table(header, [[*compress(row, filled)] for row in cells], *cuts, left=left)
+    filled_columns = [*compress(columns, filled)]
+    left_columns = [at for at, column in enumerate(filled_columns) if column.left or not at]
+    header = [column.name for column in filled_columns]
+    return fitted_table(
+        header, [[*compress(row, filled)] for row in cells], *cuts, left_columns=left_columns
+    )
 
 
 def fitted_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *cuts: int, left: Sequence[int] = (0,)
+    header: Sequence[str], rows: Sequence[Sequence[str]], *cuts: int, left_columns: Sequence[int] = (0,)
 ) -> str:
     """A table in which cells of the columns *cuts* lose their middle, so that it has 80 columns.
 
@@ -394,7 +396,7 @@ def fitted_table(
         max_width = max(_MIN_WIDTH, widths[column] - 2 - max(0, sum(widths) - _WIDTH))
         for row in cells:
             row[column] = _cut_out_middle(row[column], max_width)
-    return aligned_table(header, cells, left)
+    return aligned_table(header, cells, left_columns)
 
 
 def _cut_out_middle(cell: str, max_width: int) -> str:

@@ -130,9 +130,9 @@ class Mesh:
     across: int = 1
     cell: int = 1
     """Characters in a cell."""
-    each: int = 1
+    ranks_per_cell: int = 1
     """Ranks in a cell."""
-    texts: Sequence[str] = ()
+    numbers: Sequence[str] = ()
     """The number of each rank; () for blocks without numbers."""
     headings: Sequence[str] = ()
     """The text before each chunk."""
@@ -151,7 +151,7 @@ class Mesh:
         """Returns the line and the first character of the cell of the *index*-th rank."""
         at = next(n for n, chunk in enumerate(self.chunks) if index in chunk)
         row, column = divmod(at, self.across)
-        inside = (index - self.chunks[at].start) // self.each * self.cell
+        inside = (index - self.chunks[at].start) // self.ranks_per_cell * self.cell
         return row, column * self.chunk_width + self.heading + inside
 
     def index(self, x: int, y: int) -> int | None:
@@ -160,7 +160,7 @@ class Mesh:
         at = y * self.across + column
         if column >= self.across or at >= len(self.chunks) or inside < self.heading:
             return None
-        offset = (inside - self.heading) // self.cell * self.each
+        offset = (inside - self.heading) // self.cell * self.ranks_per_cell
         return self.chunks[at][offset] if offset < len(self.chunks[at]) else None
 
     @property
@@ -185,15 +185,18 @@ def fit_mesh_cells(
     values = [unit.scaled(cell.value) for cell in ranks_map.cells]
     # One decimal place for all or for none, so that they can be compared
     decimals = int(max((abs(value) for value in values if value is not None), default=0) < _MIN_LONG)
-    texts = ["n/a" if value is None else f"{value:.{decimals}f}" for value in values]
+    numbers = ["n/a" if value is None else f"{value:.{decimals}f}" for value in values]
     for headings, gap in product((named, labels), (2, 1)):
-        mesh = Mesh(chunks, 1, max(map(cells, texts), default=0) + gap, 1, texts, headings)
+        mesh = Mesh(chunks, 1, max(map(cells, numbers), default=0) + gap, 1, numbers, headings)
         across = (width + 1) // mesh.chunk_width
         if across and -(-len(chunks) // across) <= max_rows:
             return replace(mesh, across=across)
-    for each, size in product(range(1, start + 1), (2, 1)):
-        blocks = [range(at, min(start, at + _CHUNK * each)) for at in range(0, start, _CHUNK * each)]
-        mesh = Mesh(blocks, max(1, (width + 1) // (_CHUNK * size + 1)), size, each)
+    for ranks_per_cell, size in product(range(1, start + 1), (2, 1)):
+        blocks = [
+            range(at, min(start, at + _CHUNK * ranks_per_cell))
+            for at in range(0, start, _CHUNK * ranks_per_cell)
+        ]
+        mesh = Mesh(blocks, max(1, (width + 1) // (_CHUNK * size + 1)), size, ranks_per_cell)
         if mesh.rows <= max(1, max_block_rows) and (size == 1 or mesh.chunk_width <= width + 1):
             return mesh
     return Mesh()
@@ -212,20 +215,20 @@ def draw_heat_map(
     for top in range(0, len(mesh.chunks), mesh.across):
         spans: Line = []
         for number, chunk in enumerate(mesh.chunks[top : top + mesh.across], top):
-            if mesh.texts:
+            if mesh.numbers:
                 spans.append((fit(mesh.headings[number], mesh.heading - 1, right=True) + " ", "dim"))
-            for at in range(chunk.start, chunk.stop, mesh.each):
-                group = drawn[at : min(at + mesh.each, chunk.stop)]
+            for at in range(chunk.start, chunk.stop, mesh.ranks_per_cell):
+                group = drawn[at : min(at + mesh.ranks_per_cell, chunk.stop)]
                 is_blamed = any(cell.is_blamed for cell in group)
                 mark = "✖" if is_blamed else "▸" if at <= chosen < at + len(group) else ""
                 shade = max(ranks_map.shade(cell.value, HEAT_LEVELS) for cell in group)
                 sign, tone = draw_swatch(shade, letters=letters)
-                if mesh.texts:
-                    sign = mark.ljust(1) + fit(mesh.texts[at], mesh.cell - 1, right=True)
+                if mesh.numbers:
+                    sign = mark.ljust(1) + fit(mesh.numbers[at], mesh.cell - 1, right=True)
                 else:
                     sign = (mark or sign[0]) + sign[0] * (mesh.cell - 1)
                 spans.append((sign, "blamed" if is_blamed else tone))
-            spans.append((" " * (1 + (_CHUNK - -(-len(chunk) // mesh.each)) * mesh.cell), ""))
+            spans.append((" " * (1 + (_CHUNK - -(-len(chunk) // mesh.ranks_per_cell)) * mesh.cell), ""))
         lines.append(merge_equal_tones(spans[:-1]))
     return lines
 

@@ -48,31 +48,33 @@ class HeatMap(Panel):
         self._mesh = Mesh()
         self._cells: list[Cell] = []
 
-    def look_at(self, model: ViewModel, figure: Figure, chosen: RankSnapshot | FleetNode | None) -> None:
+    def look_at(self, model: ViewModel, mapped: Figure, chosen: RankSnapshot | FleetNode | None) -> None:
         """Shows a figure of all ranks, or of the worst rank of each node, in the lines that it needs."""
         letters, noun, space = model.look.letters, "ranks", self.screen.size
-        drawn_map = map_ranks(model.run, figure, model.ranks)
+        drawn_map = map_ranks(model.run, mapped, model.ranks)
         self._cells = ranked = drawn_map.cells
         if model.run.fleet is not None:
             noun = "nodes, the worst rank of each"
         limits = space.width - 4, 3 * space.height // 5 - 3, space.height // 3
-        mesh = fit_mesh_cells(drawn_map, figure.unit, *limits)
+        mesh = fit_mesh_cells(drawn_map, mapped.unit, *limits)
         at = next((n for n, cell in enumerate(ranked) if cell.subject is chosen), -1)
-        self.styles.height = mesh.rows + 3 + (not mesh.texts)
+        self.styles.height = mesh.rows + 3 + (not mesh.numbers)
         self._mesh = mesh
 
         def draw_lines(width: int, _height: int) -> list[Line]:
             hint = "h: another figure" + "  n: nodes" * (model.run.fleet is not None)
-            scale = _scale_legend(drawn_map, figure.unit, letters=letters)
-            lines = draw_heat_map(drawn_map, mesh, at, letters=letters)
-            if not mesh.texts:
-                lines.append([(leading_clauses(_list_highest(ranked, figure.unit), width, ", "), "")])
-            return [*lines, join_at_ends([(hint, "dim")], scale, width)]
+            scale = _scale_legend(drawn_map, mapped.unit, letters=letters)
+            map_lines = draw_heat_map(drawn_map, mesh, at, letters=letters)
+            if not mesh.numbers:
+                map_lines.append(
+                    [(leading_clauses(_list_highest(ranked, mapped.unit), width, ", "), "")]
+                )
+            return [*map_lines, join_at_ends([(hint, "dim")], scale, width)]
 
-        unit = f", {figure.unit.symbol}" if figure.unit.symbol else ""
-        notes = [f"{figure.label}{unit}: {human_count(len(ranked))} {noun}"]
-        notes += [f"the highest of {mesh.each} a cell"] * (mesh.each > 1)
+        unit = f", {mapped.unit.symbol}" if mapped.unit.symbol else ""
+        notes = [f"{mapped.label}{unit}: {human_count(len(ranked))} {noun}"]
         notes += [f"✖ {drawn_map.blame}"] * bool(drawn_map.blame)
+        notes += [f"the highest of {mesh.ranks_per_cell} a cell"] * (mesh.ranks_per_cell > 1)
         self.show(draw_lines, ", ".join(notes))
 
     def on_click(self, event: events.Click) -> None:
