@@ -18,14 +18,14 @@ from zeromon.base.units import (
     human_ratio,
     human_seconds,
 )
-from zeromon.readout import text
+from zeromon.readout import rank_map, text
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
 from zeromon.readout.charts import EVERYTHING_ELSE, RoleBands, Step, StepRow, rows_of
-from zeromon.readout.figures import FIGURE, Figure, mean_step_seconds
+from zeromon.readout.figures import FIGURE, Unit, mean_step_seconds
 from zeromon.readout.ledger import USEFUL, JobLedger, cause_text, goodput_headline, job_ledger
+from zeromon.readout.rank_map import map_ranks
 from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
-from zeromon.snapshot.focus import first_failed
 from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.run import FleetNode
 from zeromon.snapshot.step import Lanes, LaneSpan, LaneStep, LateArrival, Stream
@@ -424,7 +424,10 @@ def rank_map_figure(run: RunSnapshot, metric: str) -> dict[str, Any]:
     """
     mapped = FIGURE[metric]
     unit = mapped.unit
-    by_node = _cells_by_node(run, mapped)
+    ranks_map = map_ranks(run, mapped, run.ranks)
+    by_node = {
+        node: [_drawn_cell(cell, unit) for cell in row] for node, row in ranks_map.by_node.items()
+    }
     counts = map(len, by_node.values())
     wide = min(_WIDE, max(8, *counts, 0))
     rows = [
@@ -433,12 +436,12 @@ def rank_map_figure(run: RunSnapshot, metric: str) -> dict[str, Any]:
         for n in range(0, len(cells), wide)
     ]
     values = [cell.value for _, row in rows for cell in row if cell.value is not None]
-    median, distance = _scale_around_median(values)
+    low, high = (ranks_map.median + sign * ranks_map.distance for sign in (-1, 1))
     blank = _Cell(None, "", ["", "", ""])
     padded = [[*row, *[blank] * (wide - len(row))] for _, row in rows]  # plotly wants equal rows
     data = {
         "type": "heatmap", "colorscale": _AROUND_MEDIAN, "xgap": 2, "ygap": 2,
-        "zmin": median - distance, "zmax": median + distance,
+        "zmin": unit.scaled(low), "zmax": unit.scaled(high),
         "z": [[cell.value for cell in row] for row in padded],
         "text": [[cell.label for cell in row] for row in padded], "texttemplate": "%{text}",
         "customdata": [[cell.hover for cell in row] for row in padded],
@@ -447,15 +450,14 @@ def rank_map_figure(run: RunSnapshot, metric: str) -> dict[str, Any]:
         + "<br>%{customdata[2]}<extra></extra>",
     }  # fmt: skip
     names = [escape(name) for name, _ in rows] if len(by_node) > 1 else []
-    framed = f"; framed: {'awaited in a hang' if run.hangs else 'failed first'}"
-    framed *= any(cell.is_blamed for _, row in rows for cell in row)
-    subject, high = "ranks", min(26, max(14, 900 // max(1, len(rows))))
+    framed = f"; framed: {ranks_map.blame}" if ranks_map.blame else ""
+    subject, row_height = "ranks", min(26, max(14, 900 // max(1, len(rows))))
     if run.fleet is not None:
-        subject, high = f"{len(run.fleet.nodes):,} nodes, the worst rank of each", 14
+        subject, row_height = f"{len(run.fleet.nodes):,} nodes, the worst rank of each", 14
     return plotly_figure(
         [data],
         f"All {subject}: {mapped.title}" + ("" if values else ": n/a") + framed,
-        136 + max(60, high * len(rows)),
+        136 + max(60, row_height * len(rows)),
         xaxis={"visible": False},
         yaxis={
             **titled_axis(""), "autorange": "reversed", "visible": bool(names), "showgrid": False,
@@ -482,34 +484,14 @@ class _Cell(NamedTuple):
     is_blamed: bool = False
 
 
-def _cells_by_node(run: RunSnapshot, mapped: Figure) -> dict[str, list[_Cell]]:
-    """Node -> the cells of its ranks; of a large run "" -> a cell for each node."""
-    unit = mapped.unit
-    if run.fleet is not None:
-        return {
-            "": [
-                _Cell(_round_digits(unit.scaled(mapped.of_node(node))), "", _node_hover_texts(node))
-                for node in run.fleet.nodes
-            ]
-        }
-    failed = first_failed(run.ranks, run.hangs) if text.has_died(run) else None  # not who was stopped
-    blamed = {number for hang in run.hangs for number in (*hang.missing, *hang.dead)}
-    blamed |= {failed.rank} if failed is not None and not blamed else set()
-    by_node: dict[str, list[_Cell]] = {}
-    for rank in sorted(run.ranks, key=lambda rank: (rank.node, rank.rank)):
-        value = _round_digits(unit.scaled(mapped.of_rank(rank)))
-        cell = _Cell(value, str(rank.rank), _rank_hover_texts(rank), rank.rank in blamed)
-        by_node.setdefault(rank.node, []).append(cell)
-    return by_node
-
-
-def _scale_around_median(values: Sequence[float]) -> tuple[float, float]:
-    """The median, and the distance from it at which the scale ends: at least a tenth of the largest."""
-    if not values:
-        return 0.0, 1.0
-    median = statistics.median(values)
-    distance = max(abs(value - median) for value in values)
-    return median, max(distance, 0.1 * max(map(abs, values))) or 1.0
+def _drawn_cell(cell: rank_map.Cell, unit: Unit) -> _Cell:
+    """A cell of the map as the page draws it."""
+    subject, label = cell.subject, ""
+    if isinstance(subject, FleetNode):
+        hover = _node_hover_texts(subject)
+    else:
+        label, hover = str(subject.rank), _rank_hover_texts(subject)
+    return _Cell(_round_digits(unit.scaled(cell.value)), label, hover, cell.is_blamed)
 
 
 def _round_digits(value: float | None) -> float | None:

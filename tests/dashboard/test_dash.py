@@ -450,7 +450,7 @@ def test_the_banner_says_nothing_twice() -> None:
 
 
 def test_who_was_stopped_has_no_frame_on_the_map() -> None:
-    for ended, frames, title in (("SIGTERM", 0, ""), ("SIGKILL", 1, "; framed: failed first")):
+    for ended, frames, title in (("SIGTERM", 0, ""), ("SIGKILL", 1, "; framed: rank 0 failed first")):
         ends = {"alive": False, "failed": True, "ended": ended}
         layout_ = plotly_figures.rank_map_figure(run(rank(0, **ends), ended=True), "late")["layout"]
         assert len(layout_["shapes"]) == frames

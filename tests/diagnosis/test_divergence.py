@@ -30,6 +30,7 @@ from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import Hang, RunSnapshot
 from zeromon.snapshot.communication import CallHistory, GroupProgress, HangKind, InFlight, MemberCall
 from zeromon.snapshot.focus import roles_of
+from zeromon.snapshot.memory import KILLED_FOR_MEMORY
 from zeromon.snapshot.run import DeathRole
 
 MS, SECOND = 1_000_000, 1_000_000_000
@@ -370,6 +371,17 @@ def test_a_timeout_blames_the_rank_that_never_called() -> None:
         "hung at step 21 for 30 min: rank 1 never called all_reduce (t.py:31)"
     )
     assert roles_of(snapshot) == {0: DeathRole.VICTIM, 1: DeathRole.CULPRIT}
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", KILLED_FOR_MEMORY])
+def test_the_rank_that_the_launcher_stops_did_not_kill_the_one_that_waits(how: str) -> None:
+    """Somebody kills the waiting rank of a hang; the launcher then sends SIGTERM to the missing one."""
+    played = play([VOTE], [])
+    snapshot = judged(played, (how, "SIGTERM"), after_s=60, over=True)
+    (hang,) = snapshot.hangs
+    assert (hang.waiting, hang.missing or hang.dead) == ((0,), (1,))
+    assert roles_of(snapshot) == {0: DeathRole.CULPRIT, 1: DeathRole.VICTIM}
+    assert run_state(snapshot) == f"died: rank 0, {how}, after step 20; rank 1 died of it"
 
 
 def test_ranks_that_name_their_units_differently_are_not_accused() -> None:

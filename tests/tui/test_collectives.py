@@ -61,7 +61,7 @@ async def test_enter_on_the_timeline_shows_units_and_who_came_last(make: Make) -
         for part in ("layers.0 all_gather", "layers.2 reduce_scatter", "rank 0", "rank 1", "▏59"):
             assert part in text
         await pilot.press("escape")
-        assert "enter shows their times" in screen_text(app)
+        assert "enter: times" in screen_text(app)
 
 
 async def test_keys_select_collectives_and_choose_steps(make: Make) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from builders import MS, changed, rank, run, summary
 from hypothesis import given, strategies as st
+from rich.color import Color
 from tui.snapshots import GIB, snapshot
 
 from zeromon.base.units import byte_scale, human_ratio
@@ -17,6 +18,8 @@ from zeromon.diagnosis.engine import advise
 from zeromon.readout import tables
 from zeromon.readout.answers import bar_of_rank
 from zeromon.readout.breakdown import PARTS, USUAL, rank_parts, step_parts
+from zeromon.readout.figures import LATE
+from zeromon.readout.rank_map import Cell, RankMap, map_ranks
 from zeromon.readout.tables import RANK_COLUMNS, TRAFFIC_COLUMNS
 from zeromon.readout.text import leading_clauses, run_state
 from zeromon.readout.verdict import Health, Verdict
@@ -51,7 +54,6 @@ from zeromon.tui.drawing import (
     draw_heat_map,
     draw_legend,
     fit_mesh_cells,
-    heat_levels,
     stacked_bar,
 )
 from zeromon.tui.event_log import events_between_snapshots, opening_entries
@@ -219,51 +221,73 @@ def test_with_many_ranks_the_most_exposed_are_shown() -> None:
     assert [r.rank for r in chosen] == [0, 16, 32, 48]
 
 
-# ---- heat maps -----------------------------------------------------------------------------------
+# ---- the map of ranks ----------------------------------------------------------------------------
+
+
+def map_of(count: int, each: int = 8) -> RankMap:
+    """Ranks that are late by 0, 1 ... 39 ms."""
+    ranks = [rank(n, node=f"node{n // each}", late_seconds=n % 40 / 1000) for n in range(count)]
+    return map_ranks(run(*ranks), LATE, ranks)
 
 
 @pytest.mark.parametrize(
-    ("count", "width", "height"), [(1, 20, 1), (8, 80, 3), (1024, 196, 20), (1024, 76, 6), (4000, 80, 4)]
-)
-def test_every_rank_has_a_cell_on_the_map(count: int, width: int, height: int) -> None:
-    laid = fit_mesh_cells(count, width, height)
-    lines = draw_heat_map([float(n) for n in range(count)], (0, count), laid, chosen=count - 1)
-    assert len(lines) <= height
+    ("count", "width", "height", "has_numbers"),
+    [
+        (1, 76, 10, True), (8, 76, 10, True), (64, 76, 11, True), (64, 116, 21, True),
+        (1024, 196, 33, True), (1024, 116, 21, False), (1024, 76, 11, False), (4000, 76, 11, False),
+    ],
+)  # fmt: skip
+def test_every_rank_has_a_cell_on_the_map(
+    count: int, width: int, height: int, has_numbers: bool
+) -> None:
+    ranks_map = map_of(count)
+    mesh = fit_mesh_cells(ranks_map, LATE.unit, width, height, height // 2)
+    lines = draw_heat_map(ranks_map, mesh, count - 1)
+    assert len(lines) == mesh.rows <= height
     assert all(line_width(line) <= width for line in lines)
+    assert bool(mesh.numbers) is has_numbers
     for index in (0, count // 2, count - 1):
-        y, x = laid.place(index)
-        assert y < len(lines)
-        assert laid.index(x * laid.cell, y) <= index < laid.index(x * laid.cell, y) + laid.each
+        y, x = mesh.place(index)
+        assert mesh.index(x, y) == index // mesh.ranks_per_cell * mesh.ranks_per_cell
+        if has_numbers:
+            shown = plain_text(lines[y])[x : x + mesh.cell]
+            assert shown.strip(" ▸") == f"{index % 40}.0"
+            assert ("▸" in shown) is (index == count - 1)
+            assert mesh.index(0, y) is None  # a heading is no rank
 
 
-def test_a_cell_of_several_ranks_shows_the_worst() -> None:
-    laid = fit_mesh_cells(64, 8, 1)
-    assert laid.each == 8
-    line = draw_heat_map([1.0] + [0.0] * 63, (0.0, 1.0), laid, letters=True)[0]
-    assert plain_text(line) == "█" + "·" * 7
+def test_a_cell_of_several_ranks_shows_the_highest_and_who_is_blamed() -> None:
+    cells_ = [Cell(rank(n), 1.0 if not n else 0.0, is_blamed=n == 63) for n in range(64)]
+    ranks_map = RankMap({"a": cells_}, 0.5, 0.5, "rank 63 awaited in a hang")
+    mesh = fit_mesh_cells(ranks_map, LATE.unit, 8, 0, 1)
+    assert (mesh.ranks_per_cell, mesh.cell) == (8, 1)
+    line = draw_heat_map(ranks_map, mesh, letters=True)[0]
+    assert plain_text(line) == "█" + "▁" * 6 + "✖"
+    assert line[-1][1] == "blamed"
 
 
-def test_what_is_not_known_is_not_cold() -> None:
-    values = [None, 0.0, 0.49, 1.0, 2.0]
-    assert list(heat_levels(values, 0, 1)) == [
-        0,
-        1,
-        1 + HEAT_LEVELS * 49 // 100,
-        HEAT_LEVELS,
-        HEAT_LEVELS,
-    ]
-    assert list(heat_levels([0.0, 3.0], 3, 3)) == [1, 1]
-    line = draw_heat_map([None, 0.0], (0, 1), fit_mesh_cells(2, 8, 1), letters=True)[0]
-    assert plain_text(line).split() == ["???", "···"]
-    assert line[0][1] == "faint"
+def test_what_is_not_known_has_no_shade() -> None:
+    ranks_map = map_ranks(run(), LATE, [rank(0, late_seconds=None), rank(1, late_seconds=0.0)])
+    line = draw_heat_map(ranks_map, fit_mesh_cells(ranks_map, LATE.unit, 76, 9, 9))[0]
+    assert [(text.strip(), tone) for text, tone in line[1:3]] == [("n/a", "faint"), ("0.0", "heat3")]
+    blocks = fit_mesh_cells(ranks_map, LATE.unit, 8, 0, 1)
+    assert plain_text(draw_heat_map(ranks_map, blocks, letters=True)[0]) == "?▄"
 
 
-@pytest.mark.parametrize(("width", "marked"), [(8, "[██]"), (6, "[█]"), (4, "█]"), (2, "◆")])
-def test_the_chosen_cell_still_shows_its_level(width: int, marked: str) -> None:
-    line = draw_heat_map([0.0, 1.0], (0.0, 1.0), fit_mesh_cells(2, width, 1), chosen=1)[0]
-    assert plain_text(line).endswith(marked)
-    hottest = f"heat{HEAT_LEVELS - 1}"
-    assert [text for text, tone in line if tone == hottest] == [marked.strip("[]")]
+@pytest.mark.parametrize("background", ["dark", "light"])
+def test_the_numbers_of_the_map_are_legible(background: str) -> None:
+    """At least 4.5:1, the contrast that WCAG asks of text."""
+
+    def luminance(style_color: Color | None) -> float:
+        assert style_color is not None
+        parts = [value / 255 for value in style_color.get_truecolor()]
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for tone in (*(f"heat{level}" for level in range(HEAT_LEVELS)), "blamed"):
+        style = style_of_tone(tone, background)
+        low, high = sorted((luminance(style.color), luminance(style.bgcolor)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, tone
 
 
 # ---- lanes ---------------------------------------------------------------------------------------
@@ -431,7 +455,7 @@ def plotted(
 def test_few_ranks_have_a_line_each_and_many_a_band() -> None:
     for count, names in (
         (2, ["rank 0", "rank 1", "forecast"]),
-        (8, ["most", "median", "least", "forecast"]),
+        (8, ["max", "median", "min", "forecast"]),
     ):
         found = plotted("memory", snapshot(count).ranks)
         assert [curve.name for curve in found.curves] == names
@@ -798,7 +822,7 @@ def test_collectives_in_flight_are_shown_the_oldest_first() -> None:
 
 @pytest.mark.parametrize("background", ["dark", "light", "sixteen", "none"])
 def test_every_tone_has_a_style_on_every_background(background: str) -> None:
-    for tone in ("", "dim", "bad", "badge", "cursor", *PARTS, "forward|exposed", "heat0", "heat7"):
+    for tone in ("", "dim", "bad", "badge", "cursor", *PARTS, "forward|exposed", "heat0", "heat6"):
         made = style_of_tone(tone, background)
         if background == "none":
             assert made.color is None

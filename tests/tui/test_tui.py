@@ -27,6 +27,7 @@ from tui.test_lines import HOSTILE
 from zeromon.base.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.collector.http import start_http_server
 from zeromon.readout.figures import MAPPED, STEP
+from zeromon.readout.rank_map import map_ranks
 from zeromon.readout.tables import RANK_COLUMNS, TRAFFIC_COLUMNS
 from zeromon.snapshot import Finding, Hang, RunSnapshot
 from zeromon.snapshot.communication import InFlight, MemberCall
@@ -41,6 +42,7 @@ from zeromon.storage.step_history.rows import row_of
 from zeromon.traces.analysis import RESULT_FILE, RankTrace, encode_analysis_result
 from zeromon.tui.app import ZeromonApp
 from zeromon.tui.columns import WHOLE_RUN, DisplayOptions, fit_columns
+from zeromon.tui.drawing import HEAT_LEVELS
 from zeromon.tui.event_log import Mark, Marks
 from zeromon.tui.line import plain_text
 from zeromon.tui.screens.collectives import Collectives, SpanLanes
@@ -226,8 +228,8 @@ async def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch, make: Make)
 
 async def test_number_keys_and_clicks_open_screens(make: Make) -> None:
     expected = {
-        "memory": "by role", "communication": "in flight", "timeline": "parts are drawn as shares",
-        "ranks": "micro-steps", "findings": "losses.append", "logs": "watching ranks",
+        "memory": "by role", "communication": "in flight", "timeline": "shares, not times",
+        "ranks": "micro-steps", "findings": "losses.append", "logs": "view opened: ranks",
         "overview": "step time",
     }  # fmt: skip
     app = make(snapshot(2))
@@ -648,8 +650,8 @@ async def test_the_heat_map_has_other_figures_and_takes_clicks(make: Make) -> No
             await pilot.press("h")
             await pilot.pause()
             assert f"─ {figure.label}" in screen_text(app), figure.name
-        heat = app.screen.query_one(HeatMap)
-        await pilot.click("#heat", offset=(2 + 3 * heat._mesh.cell, 1))  # type: ignore[union-attr]
+        y, x = app.screen.query_one(HeatMap)._mesh.place(3)  # type: ignore[union-attr]
+        await pilot.click("#heat", offset=(2 + x, 1 + y))
         await pilot.pause()
         assert app.screen.query_one("#ranks", Table).current.rank == 3  # type: ignore[union-attr]
 
@@ -1199,7 +1201,6 @@ async def test_columns_are_chosen_and_one_always_stays(make: Make) -> None:
         await pilot.press("5")
         await pilot.pause()
         table = app.screen.query_one("#ranks", Table)
-        assert "last steps" in screen_text(app) and "▇" in screen_text(app)
         await pilot.press("C", "down", "space", "down", "enter")
         await pilot.pause()
         assert table.hidden == {"node", "state"}
@@ -1313,17 +1314,47 @@ async def test_few_ranks_have_the_facts_of_one_below_their_table_and_no_heat_map
         await says(pilot, "the heat map is for 5 ranks")
 
 
-async def test_steps_that_take_as_long_have_the_same_shade(
-    monkeypatch: pytest.MonkeyPatch, make: Make
-) -> None:
-    """546.2 and 546.1 ms are no dark and no bright cell: the scale of every figure begins at 0."""
-    monkeypatch.setenv("NO_COLOR", "1")
-    seconds = (0.5462, 0.5461, 0.1, 0.1, 0.1)
-    ranks = [rank(n, mean_seconds=mean) for n, mean in enumerate(seconds)]
-    async with running(make(run(*ranks))) as pilot:
+async def test_steps_that_take_as_long_have_the_same_shade(make: Make) -> None:
+    """546.2 and 546.1 ms are no dark and no bright cell: the scale is at least a tenth of them."""
+    seconds = (0.5462, 0.5461, 0.5463, 0.5462, 0.1)
+    shown = run(*(rank(n, mean_seconds=mean) for n, mean in enumerate(seconds)))
+    drawn_map = map_ranks(shown, STEP, shown.ranks)
+    assert [drawn_map.shade(value, HEAT_LEVELS) for value in seconds] == [3, 3, 3, 3, 0]
+    almost_equal = map_ranks(shown, STEP, shown.ranks[:4])
+    assert {almost_equal.shade(value, HEAT_LEVELS) for value in seconds[:4]} == {3}
+    async with running(make(shown)) as pilot:
         await pilot.press("5", *"h" * MAPPED.index(STEP))
         await pilot.pause()
         lines = screen_text(pilot.app).splitlines()  # type: ignore[arg-type]
-    at = next(n for n, line in enumerate(lines) if "step time, mean of the last 20 steps" in line)
-    cells = re.findall(r"[▁▂▃▄▅▆▇█]{2,}", lines[at + 1])[:3]
-    assert set(cells[0]) == set(cells[1]) != set(cells[2]), lines[at + 1]
+    at = next(n for n, line in enumerate(lines) if "step time, mean of the last 20 steps, ms" in line)
+    assert lines[at + 1].split()[1:] == ["0", "▸", "546", "546", "546", "546", "100", "│"]
+
+
+def hung_on_two_nodes() -> RunSnapshot:
+    """Sixteen ranks on nodes whose names and numbers have another order; rank 9 is awaited."""
+    ranks = [
+        rank(n, node="b" if n < 8 else "a", late_seconds=0.021 if n == 3 else 0.001 * (n % 3))
+        for n in range(16)
+    ]
+    stuck = Hang(
+        kind="a member has not come", op="all_reduce", group="dp", group_id="0", sequence=7, nbytes=4,
+        seconds=40.0, waiting=(0,), missing=(9,),
+    )  # fmt: skip
+    return replace(run(*ranks), hangs=(stuck,))
+
+
+async def test_the_map_is_by_node_and_marks_the_rank_that_a_hang_waits_for(make: Make) -> None:
+    app = make(hung_on_two_nodes())
+    async with running(app, 80, 24) as pilot:
+        await pilot.press("5")
+        await pilot.pause()
+        lines = screen_text(app).splitlines()
+        at = next(n for n, line in enumerate(lines) if "16 ranks, ✖ rank 9 awaited in a hang" in line)
+        assert lines[at + 1].split()[1:5] == ["b", "0", "▸", "0.0"]
+        assert lines[at + 2].split()[1:5] == ["a", "8", "2.0✖", "0.0"]
+        assert "min 0 us" in lines[at + 3]
+        assert "max 21.0 ms" in lines[at + 3]
+        y, x = app.screen.query_one(HeatMap)._mesh.place(9)
+        await pilot.click("#heat", offset=(2 + x, 1 + y))
+        await pilot.pause()
+        assert app.screen.query_one("#ranks", Table).current.rank == 9  # type: ignore[union-attr]

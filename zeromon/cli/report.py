@@ -3,9 +3,9 @@
 RUN is a run id or its beginning; without RUN, the newest run. The run may be live, ended, or killed
 together with its collector. The first lines answer: how is it, what does a step wait for, what should be
 changed, will memory run out; --full prints all tables. -o writes an HTML file with charts of every step,
-which opens without a network, or, where Chromium or Chrome is installed, a PNG. Exit code 1 when there
-are findings. With --prometheus URL the run is read from the server that scrapes its collectors, for any
-number of nodes.
+which opens without a network, or, where Chromium or Chrome is installed, a PNG. Exit code 1 when a
+finding is a warning or critical. With --prometheus URL the run is read from the server that scrapes its
+collectors, for any number of nodes.
 
 --ledger prints where every second of the job went instead: one cause for each second of each rank,
 restarts included. Runs that were submitted again under the same --name, Slurm job or torchelastic run id

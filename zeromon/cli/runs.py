@@ -144,8 +144,8 @@ def runs_as_text(store: Store, runs: list[ListedRun], width: int = 0) -> str:
         *columns,
         Column("strategy", lambda r: r.manifest.strategy or "n/a"),
         Column("on disk", lambda r: store.nbytes(r.manifest.run), BYTES),
-        Column("cause", lambda r: _cut_text(r.manifest.cause, 60)),
-        Column("tags, note", lambda r: _cut_text(_remarks_text(r.about), 40)),
+        Column("cause", lambda r: _cut_text(r.manifest.cause, max(60, width - 130)), left=True),
+        Column("tags, note", lambda r: _cut_text(_remarks_text(r.about), 40), left=True),
     )
     if not width or max(map(len, table.splitlines())) <= width:
         return table

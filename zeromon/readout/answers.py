@@ -276,7 +276,7 @@ def pace_facts(run: RunSnapshot) -> list[tuple[str, str]]:
     if seconds is None:
         return []
     pause = pause_seconds(run)
-    note = "a step" if pause is None else f"a step; {pause_text(pause)}"
+    note = "per step" if pause is None else f"per step; {pause_text(pause)}"
     late_since = max((s.since_step for s in run.stragglers), default=0)
     earlier_seconds = [
         s.seconds for rank in run.ranks for s in rank.steps.recent if 3 < s.step < late_since

@@ -72,7 +72,7 @@ def dim_block(run: RunSnapshot) -> str:
     parallel = rank.data_parallel_ranks
     count = "an unknown number" if parallel is None else human_count(parallel)
     return (
-        f"Dimensions of rank {rank.rank}, a step (timed collectives)\n{rows}\n"
+        f"Dimensions of rank {rank.rank}, per step (timed collectives)\n{rows}\n"
         f"  data-parallel ranks: {count} of {human_count(rank.world_size)}"
     )
 

@@ -139,7 +139,7 @@ EXPOSED = Figure(
     level=EXPOSED_LEVEL,
 )  # fmt: skip
 EXPOSED_SECONDS = Figure(
-    name="exposed_seconds", label="exposed, a step", unit=SECONDS,
+    name="exposed_seconds", label="exposed, per step", unit=SECONDS,
     of_rank=lambda r: r.communication.exposed_seconds,
 )  # fmt: skip
 OVERLAP = Figure(
@@ -147,12 +147,12 @@ OVERLAP = Figure(
     field="overlap_ratio", metrics=("overlap_ratio",),
 )  # fmt: skip
 LATE = Figure(
-    name="late", label="arrives late, a step", unit=SECONDS,
+    name="late", label="arrives late, per step", unit=SECONDS,
     of_rank=lambda r: r.communication.late_seconds,
     field="late_seconds", on_nodes=True, metrics=("late_seconds",),
 )  # fmt: skip
 WAITS = Figure(
-    name="waits", label="waits for others, a step", unit=SECONDS,
+    name="waits", label="waits for others, per step", unit=SECONDS,
     of_rank=lambda r: r.communication.wait_seconds,
     field="wait_seconds", on_nodes=True, metrics=("wait_for_late_rank_seconds",),
 )  # fmt: skip

@@ -66,7 +66,7 @@ from zeromon.readout.text import (
     run_state,
 )
 from zeromon.readout.throughput import progress_text, throughput_text
-from zeromon.readout.verdict import SIGNS, judge_run
+from zeromon.readout.verdict import SIGNS, Verdict, judge_run
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.focus import first_counted
 from zeromon.snapshot.host import Disk
@@ -197,13 +197,12 @@ def render_answers(
     """
     judged, life = judge_run(run), life_of_run(run, past)
     cause = leading_clauses(judged.cause, _MAX_HEADLINE)
-    state = run_state(run)
-    state = leading_clauses(state, 0) if judged.cause in state else state
-    rows_shown = [f"run {run.run}: {state}", f"  {SIGNS[judged.severity]} {judged.health}: {cause}"]
+    rows_shown = [_state_line(run, judged), f"  {SIGNS[judged.severity]} {judged.health}: {cause}"]
     if len(life) > 1:
         rows_shown.append(f"  {life_text(life)}")
     rows_shown += [row for row in _fact_lines(run, annotation or About()) if row.startswith(_FACTS)]
-    facts = [f"{value} {note[:6]}, {window_text(run)}{note[6:]}" for value, note in pace_facts(run)]
+    window = f"per step, {window_text(run)}"
+    facts = [f"{value} {note.replace('per step', window, 1)}" for value, note in pace_facts(run)]
     # A scrape has the count of steps, and a time is a difference of two
     is_unscraped = run.origin and run.last_step
     reason = "no step between two of the last scrapes" if is_unscraped else "no step has ended"
@@ -222,7 +221,8 @@ def render_answers(
             reference = f". See zeromon rule {finding.code}." * (short_advice != action)
             rows = [f"  {finding.code} {short_advice}{reference}"]
         elif is_in_verdict and rows[1:]:
-            rows = [f"  {finding.code} {rows[1].strip()}", *rows[2:]]
+            cause = rows[1].strip().removeprefix("because ")
+            rows = [f"  {finding.code} {cause[:1].upper()}{cause[1:]}", *rows[2:]]
         rows_shown += rows
     if not chosen:
         rows_shown.append(f"  {no_change_text(run)}")
@@ -233,7 +233,7 @@ def render_answers(
     return "\n".join([*rows_shown, f"All figures: zeromon report {run.run} --full{server}\n"])
 
 
-_FACTS = ("  command", "  tags", "  note", "  ranks", "  devices", "  duration")
+_FACTS = ("  command", "  tags", "  note", "  ranks", "  devices", "  watched", "  duration")
 
 
 def no_change_text(run: RunSnapshot) -> str:
@@ -276,8 +276,14 @@ def render_run(
 def head_block(run: RunSnapshot, annotation: About) -> str:
     """The head of the report: the run's state, verdict, command, ranks and duration."""
     judged = judge_run(run)
-    rows = [f"run {run.run}: {run_state(run)}", f"  verdict   {judged.health}: {judged.cause}"]
+    rows = [_state_line(run, judged), f"  verdict   {judged.health}: {judged.cause}"]
     return "\n".join([*rows, *_fact_lines(run, annotation)])
+
+
+def _state_line(run: RunSnapshot, judged: Verdict) -> str:
+    """The run's state, without what the verdict repeats."""
+    state = run_state(run)
+    return f"run {run.run}: {leading_clauses(state, 0) if judged.cause in state else state}"
 
 
 def _fact_lines(run: RunSnapshot, annotation: About) -> list[str]:
@@ -287,6 +293,8 @@ def _fact_lines(run: RunSnapshot, annotation: About) -> list[str]:
         rows.append(f"  tags      {printable(', '.join(annotation.tags))}")
     if annotation.note:
         rows.append(f"  note      {printable(annotation.note)}")
+    if run.note and run.note not in run_state(run):
+        rows.append(f"  note      {printable(run.note)}")
     if run.command:
         rows.append(f"  command   {' '.join(run.command)}")
     if run.revision:

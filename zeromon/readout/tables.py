@@ -4,7 +4,6 @@ Text, terminal, grid and CSV read the same columns: a column has the value in it
 people, and what a terminal needs to place it.
 """
 
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -141,34 +140,13 @@ def _node_column(name: str, width: int, figure: Figure, priority: int = 0) -> Co
     return Column(name, figure.of_node, figure.unit, width, priority, tone=tone)
 
 
-_BARS = "▁▂▃▄▅▆▇█"
-_SPARKS = 16
-
-
-def _last_steps_bars(rank: RankSnapshot) -> str:
-    values = [step.end_ns - step.start_ns for step in rank.steps.recent[-_SPARKS:]]
-    top = max(values, default=0) or 1
-    return "".join(_BARS[min(7, int(8 * max(0, value) / top))] for value in values)
-
-
-_SPREAD = Unit("longest_to_median", "", 1, str)
-
-
-def _step_spread(rank: RankSnapshot) -> float | None:
-    """The longest of the last steps against their median."""
-    durations = [step.end_ns - step.start_ns for step in rank.steps.recent[-_SPARKS:]]
-    median = statistics.median(durations) if durations else 0
-    return max(durations) / median if median else None
-
-
 RANK_COLUMNS: Columns[RankSnapshot] = (
     Column("rank", lambda r: r.rank, INDEX, 6, tone="bold"),
     Column("node", lambda r: r.node, TEXT, 10, 5, tone="dim"),
-    Column("state", lambda r: r.status.ended or r.steps.phase, TEXT, 11, show=state_text,
+    Column("state", lambda r: r.status.ended or r.steps.phase, TEXT, 14, show=state_text,
            tone=lambda _, r: "bad" if r.status.failed else "dim" if r.status.ended else ""),
     Column("steps", lambda r: r.steps.last_step, COUNT, 9, 3),
     _rank_column("step", 9, STEP),
-    Column("last steps", _step_spread, _SPREAD, _SPARKS + 1, 6, _last_steps_bars, "s0", left=True),
     _rank_column("exposed", 9, EXPOSED_SECONDS, 2),
     _rank_column("share", 8, EXPOSED),
     _rank_column("overlap", 9, OVERLAP, 4),
@@ -379,13 +357,15 @@ FINDING_COLUMNS: Columns[Finding] = (
 _WIDTH, _MIN_WIDTH = 80, 16
 
 
-def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned, each cell on its line: the first to the left, the others to the right."""
+def aligned_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], left_columns: Sequence[int] = (0,)
+) -> str:
+    """Columns aligned, each cell on its line: those of *left_columns* to the left."""
     header, rows = tuple(map(printable, header)), [tuple(map(printable, row)) for row in rows]
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     table_rows = [
         "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
+            cell.ljust(width) if i in left_columns else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in (header, *rows)
@@ -400,11 +380,17 @@ def text_table(rows: Iterable[Row], *columns: Column[Row], cuts: Sequence[int] =
     """
     cells = [[column.text(row) for column in columns] for row in rows]
     filled = [not cells or any(row[at] != "-" for row in cells) for at in range(len(columns))]
-    header = compress((column.name for column in columns), filled)
-    return fitted_table([*header], [[*compress(row, filled)] for row in cells], *cuts)
+    filled_columns = [*compress(columns, filled)]
+    left_columns = [at for at, column in enumerate(filled_columns) if column.left or not at]
+    header = [column.name for column in filled_columns]
+    return fitted_table(
+        header, [[*compress(row, filled)] for row in cells], *cuts, left_columns=left_columns
+    )
 
 
-def fitted_table(header: Sequence[str], rows: Sequence[Sequence[str]], *cuts: int) -> str:
+def fitted_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *cuts: int, left_columns: Sequence[int] = (0,)
+) -> str:
     """A table in which cells of the columns *cuts* lose their middle, so that it has 80 columns.
 
     Those of the first of *cuts* lose it first.
@@ -415,7 +401,7 @@ def fitted_table(header: Sequence[str], rows: Sequence[Sequence[str]], *cuts: in
         max_width = max(_MIN_WIDTH, widths[column] - 2 - max(0, sum(widths) - _WIDTH))
         for row in cells:
             row[column] = _cut_out_middle(row[column], max_width)
-    return aligned_table(header, cells)
+    return aligned_table(header, cells, left_columns)
 
 
 def _cut_out_middle(cell: str, max_width: int) -> str:

@@ -731,5 +731,5 @@ def gaps_in(lanes: Lanes, run: RunSnapshot) -> list[str]:
         missing.append(f"{human_seconds(unplaced)} of exposed communication have no known moment")
     untimed = sum(step.untimed for step in lanes.steps)
     if untimed:
-        missing.append(f"{counted(untimed, 'collective')} without a known time, not drawn")
+        missing.append(f"not drawn, because their time is unknown: {counted(untimed, 'collective')}")
     return missing

@@ -116,6 +116,8 @@ HOST_OOM, DEVICE_OOM = "host_oom", "device_oom"
 """The causes of a death by memory, as :func:`death_cause` has them."""
 
 
+_FROM_OUTSIDE = ("SIGKILL", HOST_OOM)
+"""Deaths that a wait for another rank cannot cause."""
 _FIRST_ENDED = 8
 """Ranks that ended first: only these are asked whether a later one died of them."""
 _FOLLOWS_NS = 5_000_000_000
@@ -169,7 +171,14 @@ def _ranks_to_blame(
         for rank in hang.missing or hang.dead
     }  # fmt: skip
     if absent:
-        return [rank for rank in ranks if rank.rank in absent and not rank.status.alive]
+        missing = [rank for rank in ranks if rank.rank in absent and not rank.status.alive]
+        # A timeout of those that wait is the missing rank's doing; a kill from outside is not
+        end_ns = max((rank.status.last_event_ns for rank in missing), default=0) + _FOLLOWS_NS
+        killed = [
+            rank for rank in failed
+            if death_cause(rank) in _FROM_OUTSIDE and rank.status.last_event_ns <= end_ns
+        ]  # fmt: skip
+        return killed if killed and all(rank.status.stopped for rank in missing) else missing
     ended_ranks = sorted(
         (r for r in ranks if not r.status.alive), key=lambda rank: rank.status.last_event_ns
     )

@@ -3,15 +3,27 @@
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import groupby, product
 
 from zeromon.base.units import human_seconds
 from zeromon.readout.breakdown import PARTS, PHASES, RECORDED
+from zeromon.readout.figures import Unit
+from zeromon.readout.rank_map import RankMap
 from zeromon.readout.text import exposed_part
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.step import LaneSpan, Stream
-from zeromon.tui.line import Line, Span, cells, fit, line_width, merge_equal_tones, pad_line
+from zeromon.tui.line import (
+    Line,
+    Span,
+    cells,
+    clean,
+    fit,
+    line_width,
+    merge_equal_tones,
+    pad_line,
+    text_tail,
+)
 
 TONES = ("", *PARTS, "hidden", "untimed")
 """The styles of half cells: a half cell holds an index into this; 0 is empty."""
@@ -96,112 +108,134 @@ def draw_gauge(
     ]
 
 
-# ---- draws a heat map: one cell per rank, or per several ranks with the worst value --------------
+# ---- draws a map of ranks: a number or a colour for each, or a colour for the worst of several ---
 
-_SHADES = "·▁▂▃▄▅▆█"
+_SHADES = "▁▂▃▄▅▆█"
 """The shades without colour."""
 HEAT_LEVELS = len(_SHADES)
+"""An odd number: the median has the middle one."""
+_CHUNK = 8
+"""Cells beside each other without a gap: the ranks of a usual node."""
+_MIN_LONG = 100
+"""From here on numbers have no decimal place."""
+_MAX_NAME = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The layout of ranks in cells."""
+    """The layout of cells in chunks, and of chunks beside and below each other."""
 
-    columns: int
-    cell: int
+    chunks: Sequence[range] = ()
+    """The indexes of the ranks of each."""
+    across: int = 1
+    cell: int = 1
     """Characters in a cell."""
-    each: int
+    ranks_per_cell: int = 1
     """Ranks in a cell."""
+    numbers: Sequence[str] = ()
+    """The number of each rank; () for blocks without numbers."""
+    headings: Sequence[str] = ()
+    """The text before each chunk."""
+
+    @property
+    def heading(self) -> int:
+        """Characters before the first cell of a chunk."""
+        return 1 + max(map(cells, self.headings), default=-1)
+
+    @property
+    def rows(self) -> int:
+        """The number of lines."""
+        return -(-len(self.chunks) // self.across)
 
     def place(self, index: int) -> tuple[int, int]:
-        """Returns the row and the column of the *index*-th rank."""
-        return divmod(index // self.each, self.columns)
+        """Returns the line and the first character of the cell of the *index*-th rank."""
+        at = next(n for n, chunk in enumerate(self.chunks) if index in chunk)
+        row, column = divmod(at, self.across)
+        inside = (index - self.chunks[at].start) // self.ranks_per_cell * self.cell
+        return row, column * self.chunk_width + self.heading + inside
 
-    def index(self, x: int, y: int) -> int:
-        """Returns the index of the first rank in the cell at character (x, y)."""
-        return (y * self.columns + x // self.cell) * self.each
+    def index(self, x: int, y: int) -> int | None:
+        """Returns the index of the first rank in the cell at character (x, y); None between cells."""
+        column, inside = divmod(x, self.chunk_width)
+        at = y * self.across + column
+        if column >= self.across or at >= len(self.chunks) or inside < self.heading:
+            return None
+        offset = (inside - self.heading) // self.cell * self.ranks_per_cell
+        return self.chunks[at][offset] if offset < len(self.chunks[at]) else None
 
-
-def fit_mesh_cells(count: int, width: int, height: int) -> Mesh:
-    """Returns the widest cells with which *count* ranks fit; with too many, ranks share a cell."""
-    for cell in (4, 3, 2):
-        columns = _round_to_eights(width // cell)
-        if columns * height >= count:
-            return Mesh(columns, cell, 1)
-    columns = _round_to_eights(max(1, width))
-    return Mesh(columns, 1, max(1, -(-count // max(1, columns * height))))
-
-
-def _round_to_eights(columns: int) -> int:
-    """Rounds down to a multiple of eight ranks, so that nodes of eight ranks align with rows."""
-    return max(1, columns // 8 * 8 if columns >= 8 else columns)
+    @property
+    def chunk_width(self) -> int:
+        """Characters of a chunk and the gap behind it."""
+        return self.heading + _CHUNK * self.cell + 1
 
 
-def heat_levels(values: Sequence[float | None], low: float, high: float) -> bytes:
-    """Returns the level of each value, from 1; 0 for None."""
-    wide = high - low if high > low else 1.0
-    top_level = HEAT_LEVELS - 1
-    return bytes([
-        0 if value is None else 1 + min(top_level, max(0, int((value - low) / wide * HEAT_LEVELS)))
-        for value in values
-    ])  # fmt: skip
+def fit_mesh_cells(
+    ranks_map: RankMap, unit: Unit, width: int, max_rows: int, max_block_rows: int
+) -> Mesh:
+    """Returns the widest cells that fit: with numbers, else blocks of one rank or more."""
+    chunks: list[range] = []
+    labels, named, start = [], [], 0
+    for name, row in ranks_map.by_node.items():
+        for at in range(0, len(row), _CHUNK):
+            chunks.append(range(start + at, start + min(len(row), at + _CHUNK)))
+            labels.append(_short_name(row[at].name.removeprefix("rank ")))
+            shows_name = not at and len(ranks_map.by_node) > 1
+            named.append(f"{_short_name(name)} {labels[-1]}" if shows_name else labels[-1])
+        start += len(row)
+    values = [unit.scaled(cell.value) for cell in ranks_map.cells]
+    # One decimal place for all or for none, so that they can be compared
+    decimals = int(max((abs(value) for value in values if value is not None), default=0) < _MIN_LONG)
+    numbers = ["n/a" if value is None else f"{value:.{decimals}f}" for value in values]
+    for headings, gap in product((named, labels), (2, 1)):
+        mesh = Mesh(chunks, 1, max(map(cells, numbers), default=0) + gap, 1, numbers, headings)
+        across = (width + 1) // mesh.chunk_width
+        if across and -(-len(chunks) // across) <= max_rows:
+            return replace(mesh, across=across)
+    for ranks_per_cell, size in product(range(1, start + 1), (2, 1)):
+        blocks = [
+            range(at, min(start, at + _CHUNK * ranks_per_cell))
+            for at in range(0, start, _CHUNK * ranks_per_cell)
+        ]
+        mesh = Mesh(blocks, max(1, (width + 1) // (_CHUNK * size + 1)), size, ranks_per_cell)
+        if mesh.rows <= max(1, max_block_rows) and (size == 1 or mesh.chunk_width <= width + 1):
+            return mesh
+    return Mesh()
+
+
+def _short_name(node: str) -> str:
+    return text_tail(clean(node), _MAX_NAME)
 
 
 def draw_heat_map(
-    values: Sequence[float | None],
-    span: tuple[float, float],
-    laid: Mesh,
-    chosen: int = -1,
-    *,
-    letters: bool = False,
+    ranks_map: RankMap, mesh: Mesh, chosen: int = -1, *, letters: bool = False
 ) -> list[Line]:
-    """Returns the rows of the map of *values*; marks the cell of the *chosen* rank."""
-    shades = heat_levels(values, *span)
-    if laid.each > 1:
-        cell_starts = range(0, len(shades), laid.each)
-        shades = bytes([max(shades[at : at + laid.each]) for at in cell_starts])
-    marked = chosen // laid.each if chosen >= 0 else -1
-    rows = []
-    for row_start in range(0, len(shades), laid.columns):
-        row, at = shades[row_start : row_start + laid.columns], marked - row_start
-        if 0 <= at < len(row):
-            head, tail = (_row_line(side, laid.cell, letters) for side in (row[:at], row[at + 1 :]))
-            rows.append([*head, *_chosen_cell(row[at] - 1, laid.cell, letters), *tail])
-        else:
-            rows.append(_row_line(row, laid.cell, letters))
-    return rows
+    """Returns the lines of the map; marks the *chosen* rank and those that are blamed."""
+    lines: list[Line] = []
+    drawn = ranks_map.cells
+    for top in range(0, len(mesh.chunks), mesh.across):
+        spans: Line = []
+        for number, chunk in enumerate(mesh.chunks[top : top + mesh.across], top):
+            if mesh.numbers:
+                spans.append((fit(mesh.headings[number], mesh.heading - 1, right=True) + " ", "dim"))
+            for at in range(chunk.start, chunk.stop, mesh.ranks_per_cell):
+                group = drawn[at : min(at + mesh.ranks_per_cell, chunk.stop)]
+                is_blamed = any(cell.is_blamed for cell in group)
+                mark = "✖" if is_blamed else "▸" if at <= chosen < at + len(group) else ""
+                shade = max(ranks_map.shade(cell.value, HEAT_LEVELS) for cell in group)
+                sign, tone = draw_swatch(shade, letters=letters)
+                if mesh.numbers:
+                    sign = mark.ljust(1) + fit(mesh.numbers[at], mesh.cell - 1, right=True)
+                else:
+                    sign = (mark or sign[0]) + sign[0] * (mesh.cell - 1)
+                spans.append((sign, "blamed" if is_blamed else tone))
+            spans.append((" " * (1 + (_CHUNK - -(-len(chunk) // mesh.ranks_per_cell)) * mesh.cell), ""))
+        lines.append(merge_equal_tones(spans[:-1]))
+    return lines
 
 
-def _row_line(shades: bytes, size: int, letters: bool) -> Line:
-    """Returns the cells of a row; each byte of *shades* is a level plus one, 0 for None."""
-    spans: Line = []
-    for run in ALIKE.finditer(shades):
-        shade = run[1][0] - 1
-        sign = _sign_of_shade(shade, letters)
-        cell = sign if size == 1 else sign * (size - 1) + " "
-        spans.append((cell * len(run[0]), _tone_of_shade(shade)))
-    return spans
-
-
-def _sign_of_shade(shade: int, letters: bool) -> str:
-    return "?" if shade < 0 else _SHADES[shade] if letters else "█"
-
-
-def _tone_of_shade(shade: int) -> str:
-    return f"heat{shade}" if shade >= 0 else "faint"
-
-
-def _chosen_cell(shade: int, size: int, letters: bool) -> Line:
-    """The cell of the chosen rank, with its level."""
-    sign = "◆" if size == 1 else _sign_of_shade(shade, letters) * max(1, size - 2)
-    open_sign, close_sign = "[" * (size > 2), "]" * (size > 1)
-    return [(open_sign, "bold"), (sign, _tone_of_shade(shade)), (close_sign, "bold")]
-
-
-def draw_heat_scale(low: str, high: str, *, letters: bool = False) -> Line:
-    """Returns the legend of the levels."""
-    steps: Line = [(_sign_of_shade(shade, letters), f"heat{shade}") for shade in range(HEAT_LEVELS)]
-    return [(f"{low} ", "dim"), *steps, (f" {high}", "dim")]
+def draw_swatch(shade: int, *, letters: bool = False) -> Span:
+    """Returns the sign of a shade for a legend; "?" where it is -1, unknown."""
+    return ("??", "faint") if shade < 0 else (2 * (_SHADES[shade] if letters else " "), f"heat{shade}")
 
 
 # ---- draws lanes over time: the last steps of each rank ------------------------------------------

@@ -80,7 +80,7 @@ def _rank_events(previous: RunSnapshot | None, run: RunSnapshot) -> _Events:
     old = {rank.rank: rank for rank in previous.ranks} if previous is not None else {}
     fresh = [rank for rank in run.ranks if rank.rank not in old]
     if fresh:
-        verb = "watching" if previous is None else "new:"
+        verb = "view opened:" if previous is None else "new:"
         strategy = f", {fresh[0].strategy}" * (fresh[0].strategy != "unknown")
         yield f"{verb} {_rank_list(fresh)}{strategy} on {run.node}", ""
     ranks_by_fact: dict[str, list[RankSnapshot]] = {}

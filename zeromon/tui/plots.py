@@ -24,9 +24,9 @@ class MinMedianMax(NamedTuple):
     """The values of one step over all ranks."""
 
     step: int
-    least: float
+    min: float
     median: float
-    most: float
+    max: float
     total: float | None
     """The sum; None where a rank has not ended the step."""
 
@@ -194,7 +194,7 @@ def plot_of(
     )  # fmt: skip
     has_limit = capacity and not spec.shared  # that of the host moves
     title = f"{spec.title}; limit {human_bytes(capacity)}" if has_limit else spec.title
-    a_step = "" if spec.share is None else "share of a step" if options.shares else "a step"
+    a_step = "" if spec.share is None else "share of a step" if options.shares else "per step"
     return TitledPlot(plot, title, a_step)
 
 
@@ -253,7 +253,7 @@ def _curves_of_ranks(
     ranks: Sequence[RankSnapshot], trends: Trends, reader: Read, start: int
 ) -> tuple[Curve, ...]:
     """A curve for each rank; of many ranks the highest, the median and the lowest value."""
-    names = (("most", "s1", MOST), ("median", "s0", MEDIAN), ("least", "s2", LEAST))
+    names = (("max", "s1", MOST), ("median", "s0", MEDIAN), ("min", "s2", LEAST))
     if _covers_all_ranks(ranks, trends):
         return tuple(
             Curve(name, tone, points_of(trends.whole.get(of, ()), reader, start))

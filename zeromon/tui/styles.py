@@ -1,6 +1,6 @@
 """The colours of tones: on dark and light backgrounds, in 16 colours, and without colour. Pure.
 
-The palette is Okabe and Ito's, which colour-blind readers can distinguish, and cividis for heat maps.
+The palette is Okabe and Ito's, which colour-blind readers can distinguish, blue to orange in maps.
 A part of a step has the colour of its kind: compute is blue, communication violet, waiting orange, the
 script's own code grey. No meaning depends on red against green; what is severe is also bold, and has a
 mark.
@@ -39,16 +39,26 @@ _SIXTEEN = {
     "checkpoint": "bright_white", "garbage_collection": "bright_yellow", "compile": "white",
     "generation": "bright_blue",
 }  # fmt: skip
-_HEAT_DARK = (
-    "#0b2a5c", "#1f3f70", "#41526f", "#5f6672", "#7d7b78", "#a09371", "#c8b060", "#fde945",
-)  # fmt: skip
-"""Eight levels of cividis, which also differ in lightness."""
-_HEAT_SIXTEEN = (
-    "blue", "blue", "cyan", "cyan", "green", "yellow", "bright_yellow", "bright_white",
-)  # fmt: skip
+_HEAT = {
+    "dark": (
+        "#000000 on #56B4E9", "#ffffff on #33698a", "#ffffff on #2b4a5e", "#d8dee6 on #2a323b",
+        "#ffffff on #5c4613", "#ffffff on #8a5e10", "#000000 on #E69F00",
+    ),
+    "light": (
+        "#000000 on #6aaedd", "#000000 on #9cc8e8", "#000000 on #c6dff0", "#000000 on #e4e8ec",
+        "#000000 on #efd9b4", "#000000 on #ecb666", "#000000 on #e08a1e",
+    ),
+    "sixteen": (
+        "black on bright_cyan", "black on cyan", "white on blue", "white on bright_black",
+        "white on bright_black", "black on yellow", "black on bright_yellow",
+    ),
+}  # fmt: skip
+"""Text and cell of each shade around the median; orange is high, as waiting is."""
 _PLAIN = {
     "dim": Style(), "faint": Style(dim=True), "accent": Style(bold=True), "good": Style(),
-    "warn": Style(bold=True), "bad": Style(bold=True, reverse=True), "added": Style(bold=True),
+    "warn": Style(bold=True), "bad": Style(bold=True, reverse=True),
+    "blamed": Style(bold=True, reverse=True),
+    "added": Style(bold=True),
     "removed": Style(dim=True), "capacity": Style(dim=True), "forecast": Style(dim=True),
 }  # fmt: skip
 _PALETTES = {"dark": _DARK, "light": _LIGHT, "sixteen": _SIXTEEN}
@@ -67,6 +77,13 @@ def style_of_tone(tone: str, background: str) -> Style:
     name, _, back = tone.partition("|")
     if background == "none":
         return _PLAIN.get(name, Style())
+    if name.startswith("heat"):
+        ink, cell = _HEAT[background][int(name[4:])].split(" on ")
+        return Style(color=ink, bgcolor=cell)
+    if name == "blamed":
+        return Style(
+            color="bright_white", bgcolor="red" if background == "sixteen" else "#c62828", bold=True
+        )
     return Style(
         color=_colour_of_tone(name, background),
         bgcolor=_colour_of_tone(back, background) if back else None,
@@ -75,9 +92,6 @@ def style_of_tone(tone: str, background: str) -> Style:
 
 
 def _colour_of_tone(tone: str, background: str) -> str | None:
-    if tone.startswith("heat"):
-        level = int(tone[4:])
-        return (_HEAT_SIXTEEN if background == "sixteen" else _HEAT_DARK)[level]
     return _PALETTES[background].get(tone)
 
 

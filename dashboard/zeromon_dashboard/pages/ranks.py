@@ -16,10 +16,8 @@ from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
 from zeromon_dashboard.widgets import data_grid, graph_panel, grid_cells, grid_columns
 
-# A grid draws no bars, and its step time has a chart
-_RANKS = tuple(column for column in RANK_COLUMNS if column.name != "last steps")
 _SPECIAL: dict[str, dict[str, Any]] = {"rank": {"pinned": "left"}, "state": {"flex": 3, "minWidth": 160}}
-COLUMNS = [{**column, **_SPECIAL.get(column["field"], {})} for column in grid_columns(_RANKS)]
+COLUMNS = [{**column, **_SPECIAL.get(column["field"], {})} for column in grid_columns(RANK_COLUMNS)]
 
 
 def content(view: Known) -> Page:
@@ -66,7 +64,7 @@ def _rank_count_text(view: Known) -> str:
 def rank_table_rows(run: RunSnapshot, node: str = "") -> list[dict[str, Any]]:
     """The rows of the table of ranks: all, or those of *node*."""
     return [
-        {"id": str(rank.rank), **grid_cells(_RANKS, rank)}
+        {"id": str(rank.rank), **grid_cells(RANK_COLUMNS, rank)}
         for rank in run.ranks
         if not node or rank.node == node
     ]

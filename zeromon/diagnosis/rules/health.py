@@ -107,6 +107,9 @@ def restarted(run: RunSnapshot) -> Iterable[Match]:
     failed = [attempt for attempt in run.attempts if not attempt.finished]
     if failed and (run.ranks or failed[1:]):  # else it was not started again
         prior = failed[-1]
+        if prior.number > run.attempt and run.ranks:  # the ranks are those of an earlier attempt
+            yield Match(text.unreported_text([a for a in failed if a.number > run.attempt]))
+            return
         lost_steps = [attempt.lost_steps for attempt in failed]
         lost = "n/a" if None in lost_steps else human_count(sum(filter(None, lost_steps)))
         reason = text.death_text(prior.deaths[0]) if prior.deaths else "no rank is known to have failed"

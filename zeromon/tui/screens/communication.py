@@ -80,7 +80,7 @@ class Communication(View):
             table.show(self._rows(rank))
             against_trace = check_text(rank)
             matching = f" with {self._text!r}" if self._text else ""
-            title = f"rank {rank.rank}, a step, by {BY[self._by]}{clean(matching)}"
+            title = f"rank {rank.rank}, per step, by {BY[self._by]}{clean(matching)}"
             if BY[self._by] == "dim" and (unknown := untimed_dimensions(rank)):
                 title += f"; not timed: {clean(', '.join(unknown))}"
             if graph_note := in_graphs(rank):

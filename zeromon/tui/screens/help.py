@@ -32,10 +32,10 @@ part of the rank's node, unit, state or device.
 columns and figures
   exposed          communication that no compute hides, of the step
   overlap          the share of communication that compute hides
-  waits            how long a rank is blocked in collectives, a step
+  waits            how long a rank is blocked in collectives, per step
   late             by how much a rank arrives after the first one
   transfer         a collective without the wait for late ranks
-  busbw            bytes a second of the slowest link, as NCCL's tests count
+  busbw            bytes per second of the slowest link, as NCCL's tests count
   OOM risk         the next peak against the limit of the scarcest memory
   other            what no known phase took
   n/a              unknown; a note, a rule or `zeromon doctor` has the reason

@@ -110,7 +110,7 @@ def _against_prediction(row: RoleLine) -> str:
     if row.predicted is None:
         return row.where
     if row.measured is None:
-        return f"of {human_bytes(row.predicted)}"
+        return "not seen"
     excess = row.measured - row.predicted
     sign = "+" if excess > 0 else "-" if excess < 0 else "±"
     return f"{sign}{human_bytes(abs(excess))}" if excess else "as predicted"
@@ -191,10 +191,9 @@ def allocator_lines(rank: RankSnapshot, options: DisplayOptions, width: int) -> 
 
 
 def _host_lines(rank: RankSnapshot) -> list[Line]:
-    rows = [
-        _fact_row("RSS", human_bytes(rank.memory.rss_bytes)),
-        _fact_row("pinned", human_bytes(rank.memory.pinned_bytes)),
-    ]
+    rows = [_fact_row("RSS", human_bytes(rank.memory.rss_bytes))]
+    if rank.memory.pinned_bytes >= 0:
+        rows.append(_fact_row("pinned", human_bytes(rank.memory.pinned_bytes)))
     host = rank.memory.host
     if host is not None and host.limit_bytes >= 0:
         use = f"{human_bytes(host.usage_bytes)} of {human_bytes(host.limit_bytes)}"

@@ -114,10 +114,13 @@ def waits_lines(
     if not bars:
         return [[("n/a: no step is timed yet", "dim")]]
     longest = max(bar.seconds for bar in bars)
-    label = 22 if width >= 60 else 8
+    names = [
+        f"rank {bar.rank.rank}" + (f", {bar.placement}" if bar.placement and width >= 60 else "")
+        for bar in bars
+    ]
+    label = 2 + max(map(len, names))
     rows: list[Line] = []
-    for bar in bars:
-        name = f"rank {bar.rank.rank}" + (f", {bar.placement}" if bar.placement and label > 8 else "")
+    for name, bar in zip(names, bars, strict=True):
         sizes = [
             ("data_wait" if segment.late else _TONES_OF_KINDS[segment.kind], segment.seconds)
             for segment in bar.segments
@@ -131,8 +134,8 @@ def waits_lines(
             rows.append([(fit("", label), ""), (shares, "dim")])
     if not with_text or options.letters:
         kinds = dict.fromkeys(segment.kind for bar in bars for segment in bar.segments)
-        names = {tone: str(kind) for kind, tone in _TONES_OF_KINDS.items()} | {"other": "own code"}
-        rows.append(_join_legend([_TONES_OF_KINDS[kind] for kind in kinds], options, names))
+        texts = {tone: str(kind) for kind, tone in _TONES_OF_KINDS.items()} | {"other": "own code"}
+        rows.append(_join_legend([_TONES_OF_KINDS[kind] for kind in kinds], options, texts))
     return [cut_line(row, width) for row in rows]
 
 

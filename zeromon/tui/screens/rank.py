@@ -63,7 +63,10 @@ class RankView(View):
             self.draw_no_rank(model)
             return
         options = model.look
-        columns = max(1, self.query_one("#rank-charts Panel", Panel).size.width - _AXIS)
+        chart_width = self.query_one("#rank-charts Panel", Panel).size.width
+        if not chart_width:
+            return  # before the layout, which draws again: a chart of one column would flash
+        columns = max(1, chart_width - _AXIS)
         plots = plots_by_name((rank,), model.trends, options, columns, model.mark_steps)
         chart_names = list(plots)[: self.size.width // _MIN_CHART_WIDTH]
         for name in charts.list_names():
@@ -98,9 +101,10 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, wid
     rows: list[Line] = [
         *_pairs(width, ("pid", str(rank.pid)), ("node", rank.node), ("device", rank.device),
                 ("local rank", str(rank.local_rank)), ("strategy", rank.strategy)),
-        *_paragraph(width, "now", status.ended or doing(rank), "bad" if status.failed else "bold"),
+        *_paragraph(width, "now", status.stopped or status.ended or doing(rank),
+                    "bad" if status.failed else "bold"),
     ]  # fmt: skip
-    if status.exception:
+    if status.exception and not status.stopped:
         rows += wrap_text(status.exception, width, "bad")
     rows += [
         *_pairs(width, ("step", human_count(steps.last_step)),
@@ -114,7 +118,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, wid
                 ("waits", human_seconds(comm.wait_seconds)),
                 ("RSS", human_bytes(rank.memory.rss_bytes)), *_memory_pairs(rank)),
         *_pairs(width, ("start-up", human_seconds(rank.ledger.startup_seconds)),
-                ("agent cost", overhead_text([rank])),
+                *([("agent cost", cost)] if (cost := overhead_text([rank])) != "n/a" else ()),
                 ("errors in hooks", human_count(rank.agent.errors)),
                 ("records lost", human_count(rank.agent.dropped))),
         *(wrap_text(loading, width) if (loading := loading_text(rank)) else []),

@@ -1,5 +1,7 @@
 """All ranks: a heat map and a table; Enter opens a rank."""
 
+from collections.abc import Sequence
+from heapq import nlargest
 from typing import Any, ClassVar
 
 from textual import events, on
@@ -10,13 +12,15 @@ from textual.message import Message
 from textual.timer import Timer
 
 from zeromon.base.units import human_count
-from zeromon.readout.figures import MAPPED, RATIO
+from zeromon.readout.figures import MAPPED, Figure, Unit
+from zeromon.readout.rank_map import Cell, RankMap, map_ranks
 from zeromon.readout.tables import NODE_COLUMNS, RANK_COLUMNS
+from zeromon.readout.text import leading_clauses
 from zeromon.snapshot import RankSnapshot
 from zeromon.snapshot.run import FleetNode
-from zeromon.tui.columns import TableExport, nice_ceiling
-from zeromon.tui.drawing import Mesh, draw_heat_map, draw_heat_scale, fit_mesh_cells
-from zeromon.tui.line import Line, join_at_ends
+from zeromon.tui.columns import TableExport
+from zeromon.tui.drawing import HEAT_LEVELS, Mesh, draw_heat_map, draw_swatch, fit_mesh_cells
+from zeromon.tui.line import Line, clean, join_at_ends
 from zeromon.tui.screens.rank import rank_page
 from zeromon.tui.screens.view import View, why_no_rank
 from zeromon.tui.view_model import ViewModel
@@ -26,6 +30,7 @@ from zeromon.tui.widgets.table import Table
 _FOLLOWS_SECONDS = 0.1
 _MIN_MAPPED_RANKS = 5
 """The table shows fewer at a glance."""
+_MAX_HIGHEST = 8
 
 
 class HeatMap(Panel):
@@ -34,44 +39,49 @@ class HeatMap(Panel):
     class Picked(Message):
         """The user clicked a cell."""
 
-        def __init__(self, index: int) -> None:
+        def __init__(self, subject: RankSnapshot | FleetNode) -> None:
             super().__init__()
-            self.index = index
+            self.subject = subject
 
     def __init__(self, *, id: str, classes: str) -> None:
         super().__init__("heat map", id=id, classes=classes)
-        self._mesh: Mesh | None = None
+        self._mesh = Mesh()
+        self._cells: list[Cell] = []
 
-    def look_at(self, model: ViewModel, figure_index: int, chosen: int) -> None:
-        """Shows a figure of all ranks, or of the worst rank of each node."""
-        mapped = MAPPED[figure_index]
-        letters, fleet = model.look.letters, model.run.fleet
-        values, noun = [mapped.of_rank(rank) for rank in model.ranks], "ranks"
-        if fleet is not None:
-            values, noun = [mapped.of_node(node) for node in fleet.nodes], "nodes"
-        measured = [value for value in values if value is not None]
-        high = nice_ceiling(max(measured, default=1.0))
-        high = min(high, 1.0) if mapped.unit is RATIO else high
-        text_of = mapped.unit.text
+    def look_at(self, model: ViewModel, mapped: Figure, chosen: RankSnapshot | FleetNode | None) -> None:
+        """Shows a figure of all ranks, or of the worst rank of each node, in the lines that it needs."""
+        letters, noun, space = model.look.letters, "ranks", self.screen.size
+        drawn_map = map_ranks(model.run, mapped, model.ranks)
+        self._cells = ranked = drawn_map.cells
+        if model.run.fleet is not None:
+            noun = "nodes, the worst rank of each"
+        limits = space.width - 4, 3 * space.height // 5 - 3, space.height // 3
+        mesh = fit_mesh_cells(drawn_map, mapped.unit, *limits)
+        at = next((n for n, cell in enumerate(ranked) if cell.subject is chosen), -1)
+        self.styles.height = mesh.rows + 3 + (not mesh.numbers)
+        self._mesh = mesh
 
-        def draw_lines(width: int, height: int) -> list[Line]:
-            self._mesh = fit_mesh_cells(len(values), width, max(1, height - 1))
-            note = f"{self._mesh.each} {noun} a cell, the worst  " if self._mesh.each > 1 else ""
-            hint = f"{note}h: another figure" if measured else "not known"
-            hint += "  n: nodes" if fleet is not None else ""
-            foot = join_at_ends(
-                [(hint, "dim")], draw_heat_scale(text_of(0.0), text_of(high), letters=letters), width
-            )
-            return [*draw_heat_map(values, (0.0, high), self._mesh, chosen, letters=letters), foot]
+        def draw_lines(width: int, _height: int) -> list[Line]:
+            hint = "h: another figure" + "  n: nodes" * (model.run.fleet is not None)
+            scale = _scale_legend(drawn_map, mapped.unit, letters=letters)
+            map_lines = draw_heat_map(drawn_map, mesh, at, letters=letters)
+            if not mesh.numbers:
+                map_lines.append(
+                    [(leading_clauses(_list_highest(ranked, mapped.unit), width, ", "), "")]
+                )
+            return [*map_lines, join_at_ends([(hint, "dim")], scale, width)]
 
-        self.show(draw_lines, f"{mapped.label}, {human_count(len(values))} {noun}")
+        unit = f", {mapped.unit.symbol}" if mapped.unit.symbol else ""
+        notes = [f"{mapped.label}{unit}: {human_count(len(ranked))} {noun}"]
+        notes += [f"✖ {drawn_map.blame}"] * bool(drawn_map.blame)
+        notes += [f"the highest of {mesh.ranks_per_cell} a cell"] * (mesh.ranks_per_cell > 1)
+        self.show(draw_lines, ", ".join(notes))
 
     def on_click(self, event: events.Click) -> None:
         """Posts which cell is under the pointer."""
         offset = event.get_content_offset(self)
-        # The last line is the legend
-        if offset is not None and self._mesh is not None and offset.y < self.size.height - 1:
-            self.post_message(self.Picked(self._mesh.index(offset.x, offset.y)))
+        if offset is not None and (index := self._mesh.index(offset.x, offset.y)) is not None:
+            self.post_message(self.Picked(self._cells[index].subject))
 
 
 class Ranks(View):
@@ -113,9 +123,7 @@ class Ranks(View):
         if self._by_node:
             self._table.border_title = f"{human_count(len(nodes))} nodes, the worst rank of each"
             self._table.show(nodes)
-        rows = _rows_of_map(len(nodes or model.ranks), self.size.width - 4, self.size.height)
         heat_map, page = self.query_one("#heat", HeatMap), self.query_one(Page)
-        heat_map.styles.height = rows + 3
         heat_map.display = bool(nodes) or len(model.run.ranks) >= _MIN_MAPPED_RANKS
         page.display = not heat_map.display and bool(model.ranks)
         table.styles.height = len(model.ranks) + 3 if page.display else "1fr"
@@ -123,13 +131,10 @@ class Ranks(View):
 
     def _redraw_heat_map(self, model: ViewModel) -> None:
         current, fleet = self._table.current, model.run.fleet
-        at = -1
-        if fleet is None:
-            at = next((i for i, rank in enumerate(model.ranks) if rank is current), -1)
-        elif current is not None:  # the node of a rank
-            name = current.node
-            at = next((i for i, node in enumerate(fleet.nodes) if node.node == name), -1)
-        self.query_one("#heat", HeatMap).look_at(model, self._figure, at)
+        chosen = current
+        if fleet is not None and current is not None:
+            chosen = next((node for node in fleet.nodes if node.node == current.node), None)
+        self.query_one("#heat", HeatMap).look_at(model, MAPPED[self._figure], chosen)
         if isinstance(current, RankSnapshot):
             page, options = self.query_one(Page), model.look
             page.border_title = f"rank {current.rank}"
@@ -180,12 +185,10 @@ class Ranks(View):
 
     @on(HeatMap.Picked)
     def _go_to_picked(self, event: HeatMap.Picked) -> None:
-        model = self.host.model
-        fleet = model.run.fleet if model is not None else None
-        if fleet is not None and event.index < len(fleet.nodes):
-            self._open_ranks_of_node(fleet.nodes[event.index])
-        elif model is not None and event.index < len(model.ranks):
-            self.query_one("#ranks", Table).go(model.ranks[event.index].rank)
+        if isinstance(event.subject, FleetNode):
+            self._open_ranks_of_node(event.subject)
+        else:
+            self.query_one("#ranks", Table).go(event.subject.rank)
             self.focus_body()
 
     def sheet(self, model: ViewModel) -> TableExport[Any]:
@@ -204,9 +207,23 @@ def shown_ranks_text(model: ViewModel) -> str:
     return count if model.rank_filter else f"{count}, the most important"
 
 
-def _rows_of_map(count: int, width: int, height: int) -> int:
-    """The rows of the map: as many as it needs, up to a third of the screen."""
-    max_rows = max(1, height // 3)
-    laid = [(rows, fit_mesh_cells(count, width, rows)) for rows in range(1, max_rows + 1)]
-    wide = [rows for rows, grid in laid if grid.cell > 1]
-    return next(iter(wide or [rows for rows, grid in laid if grid.each == 1]), max_rows)
+def _scale_legend(drawn_map: RankMap, unit: Unit, *, letters: bool) -> Line:
+    """The lowest value, the median and the highest, each with its shade; why there is none."""
+    values = [cell.value for cell in drawn_map.cells if cell.value is not None]
+    if not values:
+        return [("n/a (no rank has reported it)", "dim")]
+    spans: Line = []
+    labelled = {min(values): "min", max(values): "max", drawn_map.median: "median"}
+    for value, label in sorted(labelled.items()):
+        shade = drawn_map.shade(value, HEAT_LEVELS)
+        spans += [
+            ("  ", ""), draw_swatch(shade, letters=letters), (f" {label} {unit.text(value)}", "dim"),
+        ]  # fmt: skip
+    return spans
+
+
+def _list_highest(cells: Sequence[Cell], unit: Unit) -> str:
+    """``highest: rank 5 21.0 ms, rank 9 20.1 ms``: what blocks without numbers cannot say."""
+    known = [(cell.value, clean(cell.name)) for cell in cells if cell.value is not None]
+    highest = nlargest(_MAX_HIGHEST, known, key=lambda pair: pair[0])
+    return "highest: " + (", ".join(f"{name} {unit.text(value)}" for value, name in highest) or "n/a")

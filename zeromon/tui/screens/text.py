@@ -34,7 +34,7 @@ class TextScreen(View):
     def body(self) -> ComposeResult:
         """The text."""
         page = Page(self._title.replace("[", r"\["), id="page")
-        page.border_subtitle = "esc: back"
+        page.border_subtitle = "↑ ↓ page up, page down: scroll   esc: back"
         yield page
 
     def draw(self, model: ViewModel) -> None:

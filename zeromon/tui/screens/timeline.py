@@ -24,7 +24,7 @@ _LABEL = 10
 _STEPS_AT_FIRST = 12
 _MAX_LANE_ROWS = 3
 _MIN_PAUSE_SECONDS = 0.9
-_NOTE = "Within a step, the parts are drawn as shares; enter shows their times; ? not timed"
+_NOTE = "parts of a step: shares, not times (enter: times); ? not timed"
 
 
 class Lanes(TimeAxis):
