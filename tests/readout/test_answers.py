@@ -249,11 +249,7 @@ def test_the_change_of_the_verdict_is_shown_with_its_diff() -> None:
         remedy=fix, share=0.4,
     )  # fmt: skip
     text = render_answers(run(rank(0), findings=(found,)), action_of=lambda f: f"advice on {f.code}")
-    assert (
-        "\n  ZM301 because nothing overlaps; Python:\n" in text
-        and "+ b" in text
-        and "advice on" not in text
-    )
+    assert "\n  ZM301 Nothing overlaps; Python:\n" in text and "+ b" in text and "advice on" not in text
     alone = render_answers(
         run(rank(0), findings=(replace(found, remedy=None),)), action_of=lambda f: f.code.lower()
     )

@@ -119,7 +119,7 @@ def test_the_terminal_filter_and_table_read_the_same_value() -> None:
 
 def test_file_headings_and_page_fields_stay_as_users_know_them() -> None:
     assert [column.export_heading for column in RANK_COLUMNS] == [
-        "rank", "node", "state", "steps", "step_seconds", "last_steps_longest_to_median",
+        "rank", "node", "state", "steps", "step_seconds",
         "exposed_seconds", "share_ratio",
         "overlap_ratio", "late_seconds", "waits_seconds", "memory_bytes", "risk_ratio", "device",
         "unit",

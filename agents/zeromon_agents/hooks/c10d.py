@@ -330,9 +330,9 @@ class Collectives:
             lambda group, nbytes, dtype: self.count(group, op, nbytes, dtype),
         )  # fmt: skip
         flags = per_rank | asks << 1 | wants_callback << 2
-        words = index, issued, op_word, is_async, flags
+        codes = index, issued, op_word, is_async, flags
         hook: Callable[..., Any] = compiled_hooks.Issue(
-            context, original, slow, context.recorder, *objects, *words
+            context, original, slow, context.recorder, *objects, *codes
         )
         return functools.update_wrapper(hook, slow)
 
@@ -391,9 +391,9 @@ class Collectives:
         slow = leave_to_python(wait_with_hook, and_callees=True)
         if context.recorder is None:
             return slow
-        objects, words = (self.open, waited_for_kinds), (done, failed, int(is_known), BLOCKED_NS)
+        objects, codes = (self.open, waited_for_kinds), (done, failed, int(is_known), BLOCKED_NS)
         hook: Callable[..., Any] = compiled_hooks.Wait(
-            context, original, slow, context.recorder, *objects, *words
+            context, original, slow, context.recorder, *objects, *codes
         )
         return functools.update_wrapper(hook, slow)
 

@@ -29,7 +29,7 @@ if compiled_hooks is not None:
 
 
 class UnitEntry(NamedTuple):
-    """What *before* does with the unit of an argument, for the compiled wrapper to do in its place."""
+    """How *before* handles the unit of an argument, for the compiled wrapper to do in its place."""
 
     subject: int
     """Position of the argument whose attribute ``_zeromon_unit`` has context and id of the unit."""
@@ -127,9 +127,9 @@ def _compiled_decorator(
 
     def decorate_function(original: Any) -> Any:
         label = hook_name or getattr(original, "__qualname__", getattr(original, "__name__", "hook"))
-        parts = context.guard.note, label, before_hook, after_hook, happens
+        objects = context.guard.note, label, before_hook, after_hook, happens
         numbers = active_from, scoped, subject, event
-        hook = compiled_hooks.Wrapped(context, original, None, context.recorder, *parts, *numbers)
+        hook = compiled_hooks.Wrapped(context, original, None, context.recorder, *objects, *numbers)
         return functools.wraps(original)(hook)
 
     return decorate_function

@@ -96,7 +96,7 @@ class HookContext:
     backward_thread: int = 0
     """The thread of autograd's own, in C++, that issued a collective last; 0 before the first."""
     recorder: Any = None
-    """What writes records in C; None where :data:`compiled_hooks` is None."""
+    """Writes records in C; None where :data:`compiled_hooks` is None."""
     _units: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
