@@ -28,6 +28,10 @@ Describe = Callable[[Any], "tuple[str, dict[str, Any]] | None"]
 """Returns the name and the description of the unit that an object owns; None without one."""
 
 
+UNIT_ATTRIBUTE = "_zeromon_unit"
+"""Context and id of the unit, at the object that owns it; compiled_hooks.c reads it, too."""
+
+
 class Units:
     """Keeps each unit's id at the object that owns the unit, and writes unit records."""
 
@@ -44,23 +48,23 @@ class Units:
 
         *describe* names a new unit. It returns None for an owner without a unit, whose id is 0.
         """
-        cached = getattr(owner, "_zeromon_unit", None)
+        context, unit = getattr(owner, UNIT_ATTRIBUTE, (None, 0))
         # With another context, the id is of the ring of a stopped agent
-        if cached is not None and cached[0] is self._context:
-            return int(cached[1])
+        if context is self._context:
+            return int(unit)
         described = describe(owner)
         if described is None:
             return 0
         number = self._context.unit_id(*described)
-        owner._zeromon_unit = (self._context, number)
+        setattr(owner, UNIT_ATTRIBUTE, (self._context, number))
         self._owners.append(weakref.ref(owner))
         return number
 
     def stop(self) -> None:
         """Removes the ids from their owners."""
         for owner in (ref() for ref in self._owners):
-            if owner is not None and getattr(owner, "_zeromon_unit", (None,))[0] is self._context:
-                del owner._zeromon_unit
+            if owner is not None and getattr(owner, UNIT_ATTRIBUTE, (None,))[0] is self._context:
+                delattr(owner, UNIT_ATTRIBUTE)
         self._owners.clear()
 
     def _mark(self, event: UnitEvent, unit: int, blocked_ns: int = 0) -> None:
@@ -90,11 +94,8 @@ class Units:
 
         def enter_unit(*args: Any, **_: Any) -> None:
             owner = args[subject]
-            cached = getattr(owner, "_zeromon_unit", None)  # as id_of, without the call
-            if cached is not None and cached[0] is context:
-                context.unit = unit = cached[1]
-            else:
-                context.unit = unit = self.id_of(owner, describe)
+            known_by, unit = getattr(owner, UNIT_ATTRIBUTE, (None, 0))  # as id_of, without the call
+            context.unit = unit = unit if known_by is context else self.id_of(owner, describe)
             if event is not None and (happens is None or happens(*args)):
                 self.mark(event, unit)
 

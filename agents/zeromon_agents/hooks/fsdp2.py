@@ -16,7 +16,7 @@ import torch
 from zeromon.ring.codes import Phase, UnitEvent
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Strategy, fsdp2_strategy
-from zeromon_agents.hooks.backend import Backend, ImportHook
+from zeromon_agents.hooks.backend import UNIT_ATTRIBUTE, Backend, ImportHook
 from zeromon_agents.observe import model_metadata
 from zeromon_agents.observe.torch_roles import fsdp2_groups, param_groups
 from zeromon_agents.runtime.around import RAISED, SKIP, around
@@ -107,7 +107,8 @@ class Fsdp2(Backend):
         """Sets the unit of the gather; returns SKIP where the gather is under way already."""
         if group._all_gather_result is not None:
             return SKIP
-        self.context.unit = self.units.id_of(group, self.describe_unit)
+        context, (owner, unit) = self.context, getattr(group, UNIT_ATTRIBUTE, (None, 0))
+        context.unit = unit if owner is context else self.units.id_of(group, self.describe_unit)
         return None
 
     def _unshard_ends(self, _: None, result: Any, group: Any, *__: Any) -> None:
@@ -120,7 +121,8 @@ class Fsdp2(Backend):
         if getattr(group, "_all_gather_result", None) is None:
             return SKIP
         reached = time.monotonic_ns()
-        self.context.unit = self.units.id_of(group, self.describe_unit)
+        context, (owner, unit) = self.context, getattr(group, UNIT_ATTRIBUTE, (None, 0))
+        context.unit = unit if owner is context else self.units.id_of(group, self.describe_unit)
         return reached
 
     def _wait_ends(self, reached: int | None, *_: Any) -> None:
@@ -131,7 +133,8 @@ class Fsdp2(Backend):
 
 def will_reshard(group: Any, *_: Any) -> bool:
     """Returns whether ``reshard`` frees anything: some units stay gathered after forward."""
-    in_forward = getattr(getattr(group, "_training_state", None), "name", "") == "FORWARD"
+    # `name` of an enumeration enters two functions
+    in_forward = getattr(getattr(group, "_training_state", None), "_name_", "") == "FORWARD"
     return not in_forward or bool(getattr(group, "_reshard_after_forward", True))
 
 

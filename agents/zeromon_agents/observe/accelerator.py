@@ -112,9 +112,10 @@ class Accelerator:
 
 def current_accelerator() -> Accelerator | None:
     """Returns the accelerator that this torch was built for; None on a build for the CPU."""
-    device = None
-    with suppress(RuntimeError):  # torch 2.6 raises where later versions return None
+    try:  # not suppress(), which enters three functions
         device = torch.accelerator.current_accelerator()
+    except RuntimeError:  # torch 2.6 raises where later versions return None
+        device = None
     if device is None or device.type == "cpu":
         return None
     module = getattr(torch, device.type, None)

@@ -136,8 +136,9 @@ class Steps:
         """When the last forward ended, until a backward, a batch or a step follows."""
         self._has_wrapper = False
         self._device_type = device_type
-        self.autocast = ""
-        """The dtype that forward computes in under autocast; "" as long as it was not on."""
+        self.autocast: str | None = None
+        """The dtype that forward computes in under autocast; None while it was not on and may be."""
+        self._autocast_patches = Patches()
         self._forward_from = self._forward_seen_ns = self._data_from = self._backward_from = 0
         self._backward_depth = 0
         self._in_pipeline = self._counted = False
@@ -220,7 +221,7 @@ class Steps:
             self._may_start(self._forward_from)
         # the sooner a border is recorded, the less of the hook is outside of the phase
         self._context.enter(self.evaluation.phase or Phase.FORWARD)
-        self.autocast = self.autocast or autocast_dtype(self._device_type)
+        self._autocast_begins()
         if trains:
             self.batches.received(id(module), args, kwargs)
 
@@ -551,13 +552,20 @@ class Steps:
         )
         patches.wrap(autograd, name, hook)
 
-    def watch_autocast(self, autocast_mode: Any, patches: Patches) -> None:
+    def watch_autocast(self, autocast_mode: Any) -> None:
         """Patches the entry of autocast: accelerate opens it within the model, where no hook looks."""
         hook = around(self._context, after=self._autocast_begins, where="autocast", traced=True)
-        patches.wrap(autocast_mode.autocast, "__enter__", hook)
+        self._autocast_patches.wrap(autocast_mode.autocast, "__enter__", hook)
 
     def _autocast_begins(self, *_: Any) -> None:
-        self.autocast = self.autocast or autocast_dtype(self._device_type)
+        if self.autocast is None:
+            self.autocast = autocast_dtype(self._device_type) or None
+
+    def leave_autocast(self) -> str:
+        """Ends the watch, which some frameworks call at every module; returns the dtype, "" if none."""
+        self._autocast_patches.restore()
+        self.autocast = self.autocast or ""
+        return self.autocast
 
     def watch_data(self, dataloader: Any, patches: Patches) -> None:
         """Patches the iterator class that every DataLoader uses."""

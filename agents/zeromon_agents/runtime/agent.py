@@ -176,12 +176,13 @@ class Agent:
         for module, watch in (
             ("torch.autograd", self.steps.watch_backward),
             ("torch.utils.data.dataloader", self.steps.watch_data),
-            ("torch.amp.autocast_mode", self.steps.watch_autocast),
             (PROFILER, self.capture.watch_profiler),
         ):
             # Guarded: it runs at an import of the script, which an error would fail
             patch = functools.partial(self.guard.guarded(watch), patches=self.patches)
             self.imports.when_imported(module, patch)
+        watch_autocast = self.guard.guarded(self.steps.watch_autocast)
+        self.imports.when_imported("torch.amp.autocast_mode", watch_autocast)
         fetches = self.loading.fetches
         self.imports.when_imported(FETCHERS, self.guard.guarded(fetches.watch))
         for module in dict(TRANSFORMS):
@@ -211,6 +212,7 @@ class Agent:
         self.imports.close()
         self._write_loading()
         self.loading.close()
+        self.steps.leave_autocast()
         kept_names = self.patches.restore()
         # Not `is`: each access makes another bound method. Another tool's later hook stays.
         if sys.excepthook == self._on_exception:
@@ -300,7 +302,8 @@ class Agent:
         if not self._wrote_process:
             self._wrote_process = True
             self.own_code.remember_loop()
-            self.context.add_metadata(process=of_process(self.steps.autocast, self.allocator.kind))
+            autocast = self.steps.leave_autocast()
+            self.context.add_metadata(process=of_process(autocast, self.allocator.kind))
         compiled = self._compiled.news(step)
         if compiled is not None:
             self.context.add_metadata(compiled=compiled)

@@ -20,7 +20,7 @@ Function = TypeVar("Function")
 RAISED: Final = object()
 """The *result* that *after* receives when the wrapped function raised."""
 # A line that is added above that call in the wrapper, also a comment, must raise this number
-_CALL: Final = 15
+_CALL: Final = 16
 """Line of the wrapper, by its first one, that calls the wrapped function."""
 SKIP: Final = object()
 """The value that *before* returns for a call that *after* has nothing to do with."""
@@ -145,14 +145,15 @@ def _hook_decorator(
     traced: bool,
 ) -> Callable[[Any], Any]:
     note, now_ns = context.guard.note, time.perf_counter_ns
-    is_compiling = torch.compiler.is_compiling
+    compiler = torch.compiler
 
     def decorate_function(original: Any) -> Any:
         name = getattr(original, "__name__", "hook")
         label = hook_name or getattr(original, "__qualname__", name)
 
         def hooked_call(*args: Any, **kwargs: Any) -> Any:
-            if (traced and is_compiling()) or context.mode < active_from:
+            # Not is_compiling(), which enters two functions; dynamo traces the original alone
+            if (traced and compiler._is_compiling_flag) or context.mode < active_from:
                 return original(*args, **kwargs) if kwargs else original(*args)
             context.calls += 1
             unit, engine = context.unit, context.engine

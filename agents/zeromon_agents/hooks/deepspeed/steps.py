@@ -28,13 +28,10 @@ NO_OFFLOAD = "none"
 class SubModule(NamedTuple):
     """A module that holds parameters of an engine of stage 3."""
 
-    unit: int = 0
-    engine: int = 0
-    parameters: tuple[int, ...] = ()
+    unit: int
+    engine: int
+    parameters: tuple[int, ...]
     """The ds_id of each parameter that is gathered with it."""
-
-
-_NONE = SubModule()
 
 
 class Engine:
@@ -98,7 +95,7 @@ class Engines:
     def __init__(self, context: HookContext) -> None:
         self._context = context
         self._engines: dict[int, Engine] = {}
-        self._modules: dict[int, SubModule] = {}
+        self.modules: dict[int, SubModule] = {}
         """id(sub-module) -> what the hooks know of it; looked up more than a hundred times a step."""
         self._count = 0
         self._dropped: list[Engine] = []
@@ -137,16 +134,12 @@ class Engines:
         """Returns what gives the memory census each engine's tensors."""
         return [record.claims for record in self._engines.values()]
 
-    def sub_module(self, module: Any) -> SubModule:
-        """Returns what is known of *module*; its unit is 0 without parameters."""
-        return self._modules.get(id(module), _NONE)
-
     def _forget_engine(self, key: int) -> None:
         dropped = self._engines.pop(key, None)
         if dropped is not None:
             self._dropped.append(dropped)
             for module in dropped.modules:
-                self._modules.pop(module, None)
+                self.modules.pop(module, None)
 
     def write_dropped(self) -> None:
         """Writes which engines are gone, in place of their models and settings, once there is another.
@@ -161,16 +154,16 @@ class Engines:
 
     def _name_units(self, engine: Any, record: Engine) -> None:
         for fqn, module in engine.module.named_modules():
-            params = own_parameters(module)
+            params = dict.fromkeys(own_parameters(module))  # a module may have one under two names
             if not params:
                 continue
             described = {"params": len(params), "kind": "zero3", "engine": record.number}
             unit = self._context.unit_id(record.prefix + (fqn or "(root)"), described)
             ds_ids = tuple(getattr(param, "ds_id", -1) for param in params)
             # Engines may share modules: the end of the second must not take away those of the first
-            if id(module) not in self._modules:
+            if id(module) not in self.modules:
                 record.modules.append(id(module))
-                self._modules[id(module)] = SubModule(unit, record.number, ds_ids)
+                self.modules[id(module)] = SubModule(unit, record.number, ds_ids)
             for ds_id in ds_ids:
                 record.owners.setdefault(ds_id, unit)
 
@@ -210,7 +203,7 @@ def own_parameters(module: Any) -> list[Any]:
     if "_z3_leaf" in vars(module) and module._z3_leaf:
         return list(module.parameters())
     # Not by name: the ZeROOrderedDict of stage 3 gathers what is looked up
-    return [param for param in dict.fromkeys(module._parameters.values()) if param is not None]
+    return [param for param in module._parameters.values() if param is not None]
 
 
 def engine_model(engine: Any, built_bytes: int | None = None) -> ModelMetadata:
@@ -306,9 +299,9 @@ class Gathers:
     def fetch_begins(self, _: Any, module: Any, *__: Any, **___: Any) -> Any:
         """Gives the unit of *module* to the gathers that follow; returns the module fetched around."""
         outer, self._fetching = self._fetching, module
-        unit, engine, _ = self._engines.sub_module(module)
-        if unit:
-            self._context.unit, self._context.engine = unit, engine
+        known = self._engines.modules.get(id(module))
+        if known is not None:
+            self._context.unit, self._context.engine, _ = known
         return outer
 
     def fetch_ends(self, outer: Any, *_: Any) -> None:
@@ -348,9 +341,9 @@ class Gathers:
         """Writes that *module* was partitioned, where it freed anything."""
         if result is RAISED or not self._gathered:
             return
-        unit, _engine, ds_ids = self._engines.sub_module(module)
+        known = self._engines.modules.get(id(module))
         # This runs at the release of each module; where nothing of it is gathered, no status is read
-        if not unit or self._gathered.keys().isdisjoint(ds_ids):
+        if known is None or self._gathered.keys().isdisjoint(known.parameters):
             return
         freed = 0
         for param in own_parameters(module):
@@ -360,7 +353,8 @@ class Gathers:
         if freed > 0:
             # fmt: off
             self._context.write(time.monotonic_ns(), Kind.UNIT, UnitEvent.RESHARD,
-                                self._context.phase, 0, 0, unit, 0, -1, 0, self._gathered_bytes)
+                                self._context.phase, 0, 0, known.unit, 0, -1, 0,
+                                self._gathered_bytes)
             # fmt: on
 
     def persistent_begins(self, *_: Any, **__: Any) -> None:
