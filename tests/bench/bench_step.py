@@ -9,15 +9,18 @@ Three comparisons, by default all:
 * small: the same with a small model, of which many more steps fit into the same time, on one rank and on
   two. The agent does the same in such a step, so its cost is known to a millisecond within minutes. What
   the agent accounts for stands beside it;
-* whole: whole runs of one rank in turns, with, without, without, with.
+* whole: fresh jobs of two ranks with nine units, as a user would compare them: with ``zeromon run`` and
+  without, in random order. A job is compared with the one beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -27,12 +30,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from records import keep
-from support import ROOT, TORCHRUN, Node, Result
+from support import ROOT, TORCHRUN, Node, Result, clean_environment
 
 STEPS = 400
 SMALL_STEPS = 4
 """Times as many of the small model."""
-ROUNDS, WARM_UP, TRIMMED = 3, 20, 0.1
+PAIRS, WARM_UP, TRIMMED = int(os.environ.get("PAIRS", "12")), 20, 0.1
+WHOLE_SIZE = ("128", "96", "0")
 PATTERN = [True, False, False, True]
 SIZE = ["--width", "192", "--layers", "4", "--batch", "4", "--length", "128"]
 SMALL = ["--width", "64", "--layers", "4", "--batch", "2", "--length", "64"]
@@ -126,17 +130,49 @@ def small(strategy: str, ranks: int, steps: int) -> dict[str, Any]:
     }
 
 
+def timed_run(strategy: str, steps: int, *, watched: bool) -> tuple[float, float, float]:
+    """Nanoseconds of a step in a fresh job of two ranks: wall time, CPU of the ranks, of the collector.
+
+    The second is of both ranks. *watched*: as a user would, by ``zeromon run``.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="zeromon-bench-"))
+    environment = clean_environment() | {
+        "TIMED": str(steps), "DS_ACCELERATOR": "cpu",
+        "ZEROMON_DIR": str(folder / "rings"), "ZEROMON_STORE": str(folder / "store"),
+    }  # fmt: skip
+    prefix = [sys.executable, "-m", "zeromon", "run", "--quiet", "--"] if watched else []
+    words = [*prefix, *TORCHRUN, "2", str(ROOT / "tests/bench/count_program.py"), strategy, *WHOLE_SIZE]
+    job = subprocess.Popen(
+        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert job.stdout is not None
+    found, output, collector = [], "", 0.0
+    for line in job.stdout:
+        output += line
+        if line.startswith("TIMED "):
+            found.append([float(word) for word in line.split()[1:]])
+            if watched and len(found) == 2:
+                pid = json.loads((folder / "rings/collector.json").read_text())["pid"]
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                collector = (int(fields[11]) + int(fields[12])) * 1e9 / os.sysconf("SC_CLK_TCK")
+    assert job.wait() == 0 and len(found) == 2, output[-3000:]
+    wall = statistics.fmean(row[0] for row in found)
+    return wall, sum(row[1] for row in found), collector / steps
+
+
 def whole_runs(strategy: str, steps: int) -> dict[str, Any]:
-    """One rank: by which share runs with the agent are longer, and runs without it among themselves."""
-    ratios, alike = [], []
-    for _ in range(ROUNDS):
-        times: dict[bool, list[float]] = {True: [], False: []}
-        for watched in PATTERN:
-            found = train(strategy, 1, steps, SMALL, watched=watched, WHOLE="1")
-            times[watched].append(trimmed([step[1] for step in found]))
-        ratios.append(sum(times[True]) / sum(times[False]) - 1)
-        alike.append(abs(times[False][0] / times[False][1] - 1))
-    return {"ratio": statistics.fmean(ratios), "ratios": ratios, "alike": alike}
+    """By which share fresh jobs with zeromon take longer than the ones beside them, in random order."""
+    chance, pairs = random.Random(0), list[dict[bool, tuple[float, float, float]]]()
+    for _ in range(PAIRS):
+        order = chance.sample([True, False], 2)
+        pairs.append({watched: timed_run(strategy, steps, watched=watched) for watched in order})
+    row: dict[str, Any] = {"step_ms": statistics.median(pair[False][0] for pair in pairs) / 1e6}
+    for n, name in ((0, "wall"), (1, "cpu")):
+        ratios = [pair[True][n] / pair[False][n] - 1 for pair in pairs]
+        row[name], row[f"{name}_interval"] = trimmed(ratios), interval(ratios)
+    # It also starts in these seconds: what it takes in a long run is less
+    shares = [pair[True][2] / pair[True][0] for pair in pairs]
+    return row | {"collector": statistics.median(shares)}
 
 
 def compare_large(strategy: str, steps: int) -> None:
@@ -172,12 +208,16 @@ def compare_small(strategy: str, steps: int) -> None:
 
 
 def compare_whole(strategy: str, steps: int) -> None:
-    """Prints the comparison of whole runs."""
+    """Prints and keeps the comparison of whole jobs."""
     row = whole_runs(strategy, steps)
-    ratios = ", ".join(f"{ratio:+.1%}" for ratio in row["ratios"])
+    shown = []
+    for name, title in (("wall", "time"), ("cpu", "CPU of the ranks")):
+        low, high = row[f"{name}_interval"]
+        shown.append(f"{title} {row[name]:+.2%} ({low:+.2%} to {high:+.2%})")
+        keep(f"{strategy}, whole jobs, {title}", row[name], "of a step", noise=(high - low) / 2)
     print(
-        f"{strategy:6} whole runs of one rank: {row['ratio']:+.1%} ({ratios}); "
-        f"without against without up to {max(row['alike']):.1%}",
+        f"{strategy:6} {PAIRS} pairs of whole jobs, step {row['step_ms']:.0f} ms: {', '.join(shown)}; "
+        f"collector {row['collector']:.1%} of a core",
         flush=True,
     )
 

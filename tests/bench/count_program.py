@@ -1,5 +1,5 @@
 """Trains nine units and counts what its steps do, with the agent and after it was stopped; run by
-bench_counts.py, which says what each counter is.
+bench_counts.py, which says what each counter is. With ``TIMED`` it times that many.
 
 The steps that are counted are those of a long run: they have the numbers from 1,000 on, so that one in
 65 is a control step, one takes a census, and seven are detailed.
@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +105,17 @@ class Callgrind:
         self._requests.stop()
 
 
+def time_steps(step: Callable[[], None], steps: int) -> None:
+    """Prints wall time and CPU time of a step of this rank, in nanoseconds."""
+    dist.barrier()
+    wall, cpu = time.perf_counter_ns(), time.process_time_ns()
+    for _ in range(steps):
+        step()
+    dist.barrier()
+    wall, cpu = time.perf_counter_ns() - wall, time.process_time_ns() - cpu
+    print(f"TIMED {wall / steps} {cpu / steps}", flush=True)
+
+
 def main() -> None:
     """Takes the steps; prints the counts of rank 0."""
     strategy, width, batch, without = sys.argv[1], *map(int, sys.argv[2:5])
@@ -114,6 +126,10 @@ def main() -> None:
     found: dict[str, float] = {}
     for _ in range(WARM_UP):
         step()
+    if "TIMED" in os.environ:
+        time_steps(step, int(os.environ["TIMED"]))
+        dist.destroy_process_group()
+        return
     if "ZEROMON_RUN_DIR" in os.environ:
         agents = importlib.import_module("zeromon_agents")
         agent = importlib.import_module("zeromon_agents.runtime.bootstrap").BOOTSTRAP.agent

@@ -2,11 +2,10 @@
 
 Steps come in the order on, off, off, on: a drift touches both alike. Rank 0 prints one JSON list of
 [mode, nanoseconds of the step, nanoseconds that the agent accounts for in it, CPU time of its process].
-With ``WHOLE=1``, and in a run without the agent, nothing is switched, and nothing accounted.
+In a run without the agent nothing is switched, and nothing accounted.
 """
 
 import importlib.util
-import inspect
 import json
 import os
 import sys
@@ -39,8 +38,9 @@ def accounted(agent) -> int:
         for name in RingReader(agent.ring.path).names():
             if name.kind == NameKind.META:
                 costs.update({k: v for k, v in name.payload.items() if k.endswith("_ns")})
-    following = inspect.getclosurevars(agent.ring.write).nonlocals["following"].__self__
-    records = following.__reduce__()[1][0]  # itertools.count shows its value only so
+    counter = agent.ring.slots.following.__self__
+    # itertools.count shows its value only so
+    records = counter.__reduce__()[1][0] if agent.context.recorder is None else counter.next
     context = agent.context
     charged = records * costs["record_ns"] + context.calls * costs["call_ns"]
     return charged + context.spent_ns + context.hooks_ns
@@ -50,7 +50,7 @@ def after_step(*_) -> None:
     """Called when a step has ended: decides what the agent does in the next."""
     now, cpu = time.perf_counter_ns(), time.process_time_ns()
     agent = None
-    if "ZEROMON_RUN_DIR" in os.environ and "WHOLE" not in os.environ:
+    if "ZEROMON_RUN_DIR" in os.environ:
         from zeromon_agents.runtime.bootstrap import BOOTSTRAP
 
         agent = BOOTSTRAP.agent

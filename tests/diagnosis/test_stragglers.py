@@ -196,6 +196,13 @@ def test_since_when_is_not_forgotten_with_the_steps() -> None:
     (first,) = find_stragglers(steps({1: 18.0}, 60), ranks(slow=1))
     (later,) = find_stragglers(steps({1: 18.0}, 700), ranks(slow=1), earlier=(first,))
     assert first.since_step == later.since_step == 10
+    # The oldest steps that are kept may be some in which it was less late
+    skew = steps({1: 18.0}, 700)
+    for step in list(skew.steps)[:2]:
+        skew.steps[step] = StepSkew(last_ns=skew.steps[step].last_ns)
+    (again,) = find_stragglers(skew, ranks(slow=1))
+    (remembered,) = find_stragglers(skew, ranks(slow=1), earlier=(first,))
+    assert again.since_step > min(skew.steps) and remembered.since_step == 10
 
 
 def test_delays_that_overlap_count_once() -> None:

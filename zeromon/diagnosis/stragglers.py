@@ -57,12 +57,10 @@ def find_stragglers(
             is_early = straggler.since_step < _WARM_UP + 1 + _SETTLING
             if is_early and not _spans_seconds(turns, levels.WINDOW_SECONDS):
                 return ()
-            previous = [
-                s
-                for s in earlier
-                # Only a lateness that begins with the oldest kept step may be older than what is kept
-                if s.straggler_name == straggler.straggler_name and straggler.since_step == turns[0][0]
-            ]
+            # Only a lateness that begins with the oldest kept steps may be older than what is kept;
+            # the very oldest may be a step in which it was less late
+            is_older = straggler.since_step <= turns[_SETTLING][0]
+            previous = [s for s in earlier if is_older and s.straggler_name == straggler.straggler_name]
             earliest = min((straggler.since_step, *(s.since_step for s in previous)))
             # A turn has the delays of all its steps, and the figure is per step
             late = straggler.late_seconds / every

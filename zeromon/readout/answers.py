@@ -313,6 +313,14 @@ def events_of(run: RunSnapshot, chart: str) -> tuple[tuple[int, str], ...]:
 # ---- what to change -------------------------------------------------------------------------------
 
 
+def no_change_text(run: RunSnapshot) -> str:
+    """Why nothing should be changed, or why that is not known."""
+    if not run.ranks:
+        return "n/a: no rank has reported"
+    is_well = judge_run(run).severity in (None, Severity.INFO)
+    return "nothing: no finding asks for it" if is_well else "n/a: no finding names a change"
+
+
 def findings_to_act_on(run: RunSnapshot, limit: int = 2) -> tuple[Finding, ...]:
     """The finding of the verdict, then the most urgent ones that come with a change; of each rule one.
 

@@ -20,6 +20,7 @@ from zeromon.readout.answers import (
     life_of_run,
     life_text,
     memory_answer,
+    no_change_text,
     pace_facts,
     step_bars,
     window_text,
@@ -234,11 +235,6 @@ def render_answers(
 
 
 _FACTS = ("  command", "  tags", "  note", "  ranks", "  devices", "  watched", "  duration")
-
-
-def no_change_text(run: RunSnapshot) -> str:
-    """Why nothing should be changed, or why that is not known."""
-    return "nothing: no finding asks for it" if run.ranks else "n/a: no rank has reported"
 
 
 _MAX_HEADLINE, _MAX_ADVICE = 150, 240

@@ -107,6 +107,8 @@ class ParameterVersions:
 class Steps:
     """Follows the training loop and writes its phases and steps into the ring."""
 
+    autocast: str | None = None
+    """The dtype that forward computes in under autocast; None while it was not on and may be."""
     updates_in_backward = False
     """True once hooks of gradients have stepped optimizers within a backward."""
     _updated_to: int | None = None
@@ -136,8 +138,6 @@ class Steps:
         """When the last forward ended, until a backward, a batch or a step follows."""
         self._has_wrapper = False
         self._device_type = device_type
-        self.autocast: str | None = None
-        """The dtype that forward computes in under autocast; None while it was not on and may be."""
         self._autocast_patches = Patches()
         self._forward_from = self._forward_seen_ns = self._data_from = self._backward_from = 0
         self._backward_depth = 0

@@ -17,6 +17,7 @@ from zeromon.readout.answers import (
     goodput_facts,
     ledger_summary,
     memory_answer,
+    no_change_text,
     pace_facts,
     step_bars,
     window_text,
@@ -180,12 +181,10 @@ def _unknown_reason(run: RunSnapshot) -> str:
 
 
 def _change_panels(run: RunSnapshot) -> list[Any]:
-    if not run.ranks:
-        return [html.P(_unknown_reason(run), className="dim")]
     notes = [dmc.Alert(note, color="orange") for note in text.notes_of(run)]
     chosen = findings_to_act_on(run)
     if not chosen:
-        return [*notes, html.P("Nothing: no finding says that a change would help.", className="dim")]
+        return [*notes, html.P(no_change_text(run), className="dim")]
     return [*notes, *widgets.change_list(chosen, len(run.findings), judge_run(run).finding)]
 
 

@@ -10,11 +10,10 @@ from textual.containers import Horizontal, Vertical
 from zeromon.base.units import human_count, human_seconds
 from zeromon.diagnosis.rule import action_of
 from zeromon.readout import answers, charts
-from zeromon.readout.answers import Kind, StepBar, memory_answer
+from zeromon.readout.answers import Kind, StepBar, memory_answer, no_change_text
 from zeromon.readout.breakdown import PART_NAMES
 from zeromon.readout.figures import SPREAD_HEADS, spread_rows
 from zeromon.readout.remedy import effect_text, remedy_text
-from zeromon.readout.report import no_change_text
 from zeromon.readout.tables import MARKS, RANK_COLUMNS
 from zeromon.readout.text import finding_text, leading_clauses, notes_of
 from zeromon.readout.verdict import judge_run

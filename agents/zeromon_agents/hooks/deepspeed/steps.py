@@ -299,9 +299,9 @@ class Gathers:
     def fetch_begins(self, _: Any, module: Any, *__: Any, **___: Any) -> Any:
         """Gives the unit of *module* to the gathers that follow; returns the module fetched around."""
         outer, self._fetching = self._fetching, module
-        known = self._engines.modules.get(id(module))
-        if known is not None:
-            self._context.unit, self._context.engine, _ = known
+        registered = self._engines.modules.get(id(module))
+        if registered is not None:
+            self._context.unit, self._context.engine, _ = registered
         return outer
 
     def fetch_ends(self, outer: Any, *_: Any) -> None:
@@ -341,9 +341,9 @@ class Gathers:
         """Writes that *module* was partitioned, where it freed anything."""
         if result is RAISED or not self._gathered:
             return
-        known = self._engines.modules.get(id(module))
+        registered = self._engines.modules.get(id(module))
         # This runs at the release of each module; where nothing of it is gathered, no status is read
-        if known is None or self._gathered.keys().isdisjoint(known.parameters):
+        if registered is None or self._gathered.keys().isdisjoint(registered.parameters):
             return
         freed = 0
         for param in own_parameters(module):
@@ -353,7 +353,7 @@ class Gathers:
         if freed > 0:
             # fmt: off
             self._context.write(time.monotonic_ns(), Kind.UNIT, UnitEvent.RESHARD,
-                                self._context.phase, 0, 0, known.unit, 0, -1, 0,
+                                self._context.phase, 0, 0, registered.unit, 0, -1, 0,
                                 self._gathered_bytes)
             # fmt: on
 
