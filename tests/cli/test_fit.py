@@ -19,7 +19,7 @@ from zeromon.cli import main
 from zeromon.cli.fit import Request, make_template
 from zeromon.cli.measured_launch import lasting_hang
 from zeromon.memory.fit import HOST, Trial
-from zeromon.probes.host_memory import HostReader
+from zeromon.probes.host import HostReader
 from zeromon.snapshot import Hang
 from zeromon.snapshot.communication import HangKind
 from zeromon.snapshot.rank import Halt

@@ -98,8 +98,8 @@ def test_one_collective_without_a_time_is_one(found: Lanes) -> None:
         counted = [replace(s, untimed=n) for s, n in zip(found.steps, counts, strict=True)]
         return str(timeline.timeline_view(replace(found, steps=tuple(counted)), run(rank())))
 
-    assert "1 collective without a known time" in untimed(1)
-    assert "1,200 collectives without a known time" in untimed(1200)
+    assert "because their time is unknown: 1 collective'" in untimed(1)
+    assert "because their time is unknown: 1,200 collectives'" in untimed(1200)
 
 
 def test_without_a_ring_the_page_says_so(found: Lanes) -> None:

@@ -255,7 +255,9 @@ def stopped() -> dict:
             f"{owner.__name__}.{name}"
             for owner in classes
             for name, value in vars(owner).items()
+            # compiled hooks have a type of their own, the others a code
             if "zeromon" in getattr(getattr(value, "__code__", None), "co_filename", "")
+            or "zeromon" in type(value).__module__
         ]
 
     engine = build(3)

@@ -28,6 +28,7 @@ from zeromon.ring.tokens import job_token, user_token
 
 DEFAULT_PORT = 9417
 _TICK_SECONDS = 1.0
+_NICE = 10
 _ANY_ADDRESS = ("0.0.0.0", "::")
 _LAST_SECONDS = 4.0
 """A container sends SIGTERM to all its processes at once, and SIGKILL ten seconds later."""
@@ -108,14 +109,14 @@ def go_to_background() -> None:
 
 
 def _yield_cores() -> None:
-    """Leaves the cores to the training: this process runs where they are free, and preempts nobody."""
-    os.nice(19)
+    """Leaves the cores to the training: a tenth of a busy one at most, and preempts nobody."""
+    os.nice(_NICE)
     with suppress(OSError, AttributeError):  # a container may forbid it, and macOS has none
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     # A session of its own, as --daemon makes one, may have as much time as that of the training, and
     # then the priority counts within it alone
     with suppress(OSError), open("/proc/self/autogroup", "w") as file:
-        file.write("19")
+        file.write(str(_NICE))
 
 
 def main(arguments: list[str] | None = None) -> int:

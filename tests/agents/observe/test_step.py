@@ -355,18 +355,18 @@ class Autocasting(torch.nn.Module):
 def test_autocast_within_the_model_is_seen_and_changes_no_result(tmp_path: Path) -> None:
     context = HookContext(RingWriter(tmp_path / "rank0.1.ring", rank=0, pid=1), Guard())
     context.mode = ON
-    steps, patches = Steps(context, lambda _: None, lambda: None, device_type="cpu"), Patches()
+    steps = Steps(context, lambda _: None, lambda: None, device_type="cpu")
     model, inputs, entry = Autocasting(), torch.randn(4, 8), torch.autocast.__enter__
     plain = model(inputs)
-    steps.watch_autocast(torch.amp.autocast_mode, patches)
+    steps.watch_autocast(torch.amp.autocast_mode)
     try:
         with torch.autocast("cpu", enabled=False):
             steps.forward_begins(model, (inputs,))
-        assert steps.autocast == "", "one that is off, as in rotary embeddings, is none"
+        assert steps.autocast is None, "one that is off, as in rotary embeddings, is none"
         watched, compiled = model(inputs), torch.compile(model, backend="eager")(inputs)
     finally:
-        patches.restore()
-    assert steps.autocast == "bfloat16"
+        autocast = steps.leave_autocast()
+    assert autocast == "bfloat16"
     assert torch.equal(plain, watched) and torch.equal(plain, compiled)
     assert torch.autocast.__enter__ is entry
 
