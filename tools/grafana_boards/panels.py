@@ -10,7 +10,7 @@ Colours = tuple[tuple[float, str], ...]
 
 NEUTRAL: Colours = ((0, "text"),)
 """Colours of a neutral figure: without a threshold, Grafana paints 80 and more red."""
-LOST: Colours = ((0, "green"), (1, "red"))
+LOST: Colours = ((0, "text"), (1, "red"))
 
 SEVERITY_COLOURS = {Severity.CRITICAL: "red", Severity.WARNING: "orange", Severity.INFO: "blue"}
 
