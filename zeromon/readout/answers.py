@@ -18,7 +18,7 @@ from zeromon.readout.charts import charts_of, limit_of
 from zeromon.readout.figures import LAST_STEPS, run_step_seconds
 from zeromon.readout.ledger import USEFUL, JobLedger, job_ledger
 from zeromon.readout.text import STALLS, clock, exposed_unknown, has_died, pause_seconds, pause_text
-from zeromon.readout.verdict import Health, health_of_finding, judge_run, risk_text
+from zeromon.readout.verdict import Health, health_of_finding, judge_run, nearly_full_text, risk_text
 from zeromon.ring.codes import TextEnum
 from zeromon.snapshot import Finding, Pool, RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.focus import (
@@ -317,7 +317,7 @@ def no_change_text(run: RunSnapshot) -> str:
     """Why nothing should be changed, or why that is not known."""
     if not run.ranks:
         return "n/a: no rank has reported"
-    is_well = judge_run(run).severity in (None, Severity.INFO)
+    is_well = judge_run(run).severity in (None, Severity.INFO) and not nearly_full_text(run)
     return "nothing: no finding asks for it" if is_well else "n/a: no finding names a change"
 
 

@@ -391,7 +391,7 @@ def judge_run(run: RunSnapshot) -> Verdict:
     if is_stopped or run.ended:
         health = Health.STOPPED if is_stopped else Health.FINISHED
         trained = any(rank.steps.watched_steps for rank in run.ranks)
-        calm = f"{_nearly_full_text(run) or 'no problem found'}; {_largest_wait(run)}"
+        calm = f"{nearly_full_text(run) or 'no problem found'}; {_largest_wait(run)}"
         final = threat or _of_health(health, calm if trained else _no_step_text(run))
         has_room = trained and (threat is None or threat.health is Health.SLOW)
         cause = f"{_fits_text(run) if has_room else ''}{final.cause}"
@@ -562,7 +562,7 @@ def _ranks_without_agent(run: RunSnapshot) -> list[int]:
     return sorted(set(range(size)) - {rank.rank for rank in run.ranks}) if is_whole else []
 
 
-def _nearly_full_text(run: RunSnapshot) -> str:
+def nearly_full_text(run: RunSnapshot) -> str:
     """The memory that is nearly full, though nothing says that it runs out; "" without one."""
     nearest = nearest_oom(run.ranks)
     if nearest is None or nearest[1].used_bytes <= SAFE_LEVEL * nearest[1].capacity_bytes:
@@ -612,7 +612,7 @@ def _verdict_when_healthy(run: RunSnapshot) -> Verdict:
         return Verdict(Health.HEALTHY, None, *headlines)
     memory = "the memory's limit is not known"
     if nearest is not None:
-        memory = _nearly_full_text(run) or "no memory is running out"
+        memory = nearly_full_text(run) or "no memory is running out"
     return Verdict(Health.HEALTHY, None, f"{memory}; {_largest_wait(run)}")
 
 
