@@ -156,7 +156,9 @@ def _bar_markup(bar: StepBar, longest: float) -> Any:
         for segment in bar.segments
     ]
     name = html.Div([html.B(f"rank {bar.rank.rank}"), html.Br(), html.Small(bar.placement)])
-    return html.Div([name, html.Div(segments, className="parts")], className="bar")
+    # A narrow part has no name in the bar
+    parts = html.Div([html.Div(segments, className="parts"), html.Small(bar.text)])
+    return html.Div([name, parts], className="bar")
 
 
 _MIN_LABELLED = 0.13
