@@ -42,7 +42,7 @@ def colour(steps: list[dict[str, Any]], value: float) -> str:
 
 
 GOOD_AND_BAD = {
-    "Failed ranks": (0, "green", 5, "red"),
+    "Failed ranks": (0, "text", 5, "red"),
     "Oldest snapshot": (1, "green", 60, "red"),
     "Collectors' CPU": (0.02, "green", 0.9, "red"),
     "Exposed now": (0.02, "green", 0.4, "orange"),
@@ -104,13 +104,13 @@ def test_cells_of_the_table_of_runs() -> None:
         over["matcher"]["options"]: {one["id"]: one["value"] for one in over["properties"]}
         for over in table["fieldConfig"]["overrides"]
     }
-    for column, good, bad, its_colour in (
-        ("failed ranks", 0, 1, "red"),
-        ("exposed, worst rank", 0.02, 0.4, "orange"),
-        ("OOM risk, worst rank", 0, 1, "red"),
+    for column, good, bad, colours in (
+        ("failed ranks", 0, 1, ("text", "red")),  # none is no merit of a run that was stopped
+        ("exposed, worst rank", 0.02, 0.4, ("green", "orange")),
+        ("OOM risk, worst rank", 0, 1, ("green", "red")),
     ):
         steps = cells[column]["thresholds"]["steps"]
-        assert (colour(steps, good), colour(steps, bad)) == ("green", its_colour)
+        assert (colour(steps, good), colour(steps, bad)) == colours
         assert cells[column]["custom.cellOptions"] == {"type": "color-text"}
 
 
