@@ -516,7 +516,7 @@ static PyObject* common_group(Hook* self, PyObject* const* args, Py_ssize_t coun
   return even && PySet_Contains(even, self->object[NAME]) == 1 ? group : NULL;
 }
 
-/* Bytes of the payload, and its dtype's number; -1 where it is not one tensor.
+/* The tensor with its bytes and its dtype's number; NULL where the payload is not one tensor.
  * A borrowed reference. */
 static PyObject* one_tensor(Hook* self, PyObject* payload, long long* nbytes, long long* dtype) {
   if (PyList_CheckExact(payload) && PyList_GET_SIZE(payload) == 1) payload = PyList_GET_ITEM(payload, 0);
@@ -610,6 +610,13 @@ static PyObject* count_issue(Hook* self, PyObject* const* args, size_t nargsf, P
   return work;
 }
 
+static int is_on_host(PyObject* tensor) {
+  PyObject* is_cpu = PyObject_GetAttr(tensor, str_is_cpu);
+  if (!is_cpu) PyErr_Clear();
+  Py_XDECREF(is_cpu);
+  return is_cpu == Py_True;
+}
+
 static PyObject* call_issue(PyObject* hook, PyObject* const* args, size_t nargsf, PyObject* names) {
   Hook* self = (Hook*)hook;
   long long mode = CONTEXT(self, MODE);
@@ -652,6 +659,8 @@ static PyObject* call_issue(PyObject* hook, PyObject* const* args, size_t nargsf
                           is_async == 0 ? -1 : 0);
   if (!entry || set_int(group, of_group[ISSUED], issued) < 0) goto done;
   if (is_timed && !help(self, DEVICE_ISSUED, entry, NULL)) goto done;
+  /* Before the call: another thread may take the payload out of its list meanwhile */
+  int calls_back = is_async && !is_timed && flags & CALLS_BACK && is_on_host(payload);
   work = PyObject_Vectorcall(self->original, args, nargsf, names);
   if (!work || work == Py_None) { /* it failed, or has ended */
     PyObject *type, *value, *trace;
@@ -671,11 +680,7 @@ static PyObject* call_issue(PyObject* hook, PyObject* const* args, size_t nargsf
     if (held) PyList_SetItem(entry, E_HELD_NS, held);
   }
   int is_whole = keep_open(self, work, entry);
-  if (is_whole && is_async && !is_timed && flags & CALLS_BACK) {
-    PyObject* is_cpu = PyObject_GetAttr(payload, str_is_cpu);
-    if (is_cpu == Py_True) is_whole = help(self, CALL_BACK, work, entry);
-    Py_XDECREF(is_cpu);
-  }
+  if (is_whole && calls_back) is_whole = help(self, CALL_BACK, work, entry);
   if (!is_whole) Py_CLEAR(work);
 done:
   Py_XDECREF(entry);

@@ -308,7 +308,7 @@ class Reader:
         return self.query(promql.last_scrape_times(selected, REMEMBERED_SECONDS, step), at)
 
 
-# ---- which ranks the views look at, and what their own collectors tell of them ------------------
+# ---- the ranks that views show, and what their own collectors report ----------------------------
 
 MAX_WANTED = 64
 _WANTED_SECONDS = 30.0
