@@ -37,7 +37,7 @@ class Op:
 
 class Stream:
     def __init__(self, device: VirtualDevice, stream_id: int) -> None:
-        self.device, self.stream_id = device, stream_id
+        self.device, self.stream_id, self.device_index = device, stream_id, 0
         self.ops: list[Op] = []
         self.tail = 0
         self.capturing = False
@@ -74,9 +74,10 @@ class VirtualDevice:
         self.broken = ""
         """Why a capture was lost."""
 
-        class Event(_Event):
+        class PlainEvent(_Event):
             device = self
 
+        class Event(PlainEvent):
             # the hooks patch the class, so each device has one of its own
             def record(self, stream: Stream | None = None) -> None:
                 super().record(stream)
@@ -84,7 +85,7 @@ class VirtualDevice:
             def wait(self, stream: Stream | None = None) -> None:
                 super().wait(stream)
 
-        self.Event = Event
+        self.Event, self.PlainEvent = Event, PlainEvent
         self.module = SimpleNamespace(synchronize=lambda: self.synchronize())
 
     @contextmanager

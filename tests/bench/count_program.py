@@ -1,5 +1,6 @@
 """Trains nine units and counts what its steps do, with the agent and after it was stopped; run by
-bench_counts.py, which says what each counter is. With ``TIMED`` it times that many.
+bench_counts.py, which says what each counter is. With ``TIMED`` it times that many. Where there is a
+CUDA device, it trains there.
 
 The steps that are counted are those of a long run: they have the numbers from 1,000 on, so that one in
 65 is a control step, one takes a census, and seven are detailed.
@@ -37,8 +38,9 @@ class Block(torch.nn.Module):
 def stepper(strategy: str, width: int, batch: int) -> Callable[[], None]:
     """Returns a function that takes one step."""
     torch.manual_seed(0)
-    model: Any = torch.nn.Sequential(*(Block(width) for _ in range(LAYERS)))
-    x = torch.randn(batch, width)
+    device = f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"
+    model: Any = torch.nn.Sequential(*(Block(width) for _ in range(LAYERS))).to(device)
+    x = torch.randn(batch, width, device=device)
     if strategy == "zero3":
         deepspeed = importlib.import_module("deepspeed")
         config = {
@@ -120,7 +122,9 @@ def main() -> None:
     """Takes the steps; prints the counts of rank 0."""
     strategy, width, batch, without = sys.argv[1], *map(int, sys.argv[2:5])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     step, library = stepper(strategy, width, batch), os.environ.get("REQUESTS", "")
     counter = Callgrind(library) if library else Calls()
     found: dict[str, float] = {}

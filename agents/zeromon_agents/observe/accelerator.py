@@ -5,17 +5,19 @@ functions, of which a young backend may lack some. Nothing here initializes a de
 """
 
 import ctypes
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cached_property
 from typing import Any
 
 import torch
 
 NATIVE, ASYNC, UNCACHED = "native", "cudaMallocAsync", "uncached"
 """Allocators of torch: its caching one, CUDA's own, and none (``PYTORCH_NO_CUDA_MEMORY_CACHING``)."""
+_MAX_STREAMS = 256
+"""torch has 32 for each priority; a library may bring its own."""
 _UNCACHED = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
 
 
@@ -26,10 +28,35 @@ class Accelerator:
         self.type = type
         self.module = module
         self.Event: Any = getattr(module, "Event", torch.Event)
-        self.current_stream: Any = getattr(module, "current_stream", None)
+        base = self.Event.__base__
+        self.PlainEvent: Any = base if base.__module__ == "torch._C" else self.Event
+        """The event in C that the other one wraps: no Python function and no hook runs in its methods."""
+        self._streams: dict[Any, Any] = {}
         captures = getattr(module, "is_current_stream_capturing", None)
         self.is_current_stream_capturing: Any = captures or (lambda: False)
         """Returns whether the current stream records a graph, in which no event may be used."""
+        self._get_device = self._get_stream = None
+        if hasattr(torch._C, f"_{type}_getDevice"):  # else torch puts stand-ins at the other names
+            self._get_device = getattr(torch._C, f"_{type}_getDevice")
+            self._get_stream = getattr(torch._C, f"_{type}_getCurrentStream", None)
+            captures = getattr(torch._C, f"_{type}_isCurrentStreamCapturing", None)
+            self.is_current_stream_capturing = captures or self.is_current_stream_capturing
+
+    def current_stream(self, index: int | None = None) -> Any:
+        """Returns the current stream of a device, by default of the current one.
+
+        Only where the process uses the device already. The module's function enters 15 others.
+        """
+        if self._get_stream is None or self._get_device is None:
+            return self.module.current_stream(index)
+        key = self._get_stream(self._get_device() if index is None else index)
+        stream = self._streams.get(key)
+        if stream is None:
+            if len(self._streams) >= _MAX_STREAMS:
+                self._streams.clear()
+            names = ("stream_id", "device_index", "device_type")
+            stream = self._streams[key] = self.module.Stream(**dict(zip(names, key, strict=True)))
+        return stream
 
     def is_initialized(self) -> bool:
         """Returns whether this process uses the device already.
@@ -49,7 +76,7 @@ class Accelerator:
             "device_uuid": str(getattr(properties, "uuid", "")),
         }
 
-    @cached_property
+    @functools.cached_property
     def memory_speed(self) -> float:
         """The bytes that the current device's memory moves in a second at most; 0 if unknown."""
         query = getattr(self.module, "get_device_properties", None)
@@ -59,6 +86,7 @@ class Accelerator:
 
     # ---- memory, for which the process must use the device already ------------------------------
 
+    @functools.cached_property
     def allocator(self) -> str:
         """Returns what allocates memory on the device: :data:`NATIVE`, :data:`ASYNC`, ``pluggable``."""
         get_backend = getattr(self.module, "get_allocator_backend", None)
@@ -119,7 +147,10 @@ def current_accelerator() -> Accelerator | None:
     if device is None or device.type == "cpu":
         return None
     module = getattr(torch, device.type, None)
-    return Accelerator(device.type, module) if module is not None else None
+    return _accelerator(device.type, module) if module is not None else None
+
+
+_accelerator = functools.cache(Accelerator)
 
 
 def is_capturing() -> bool:

@@ -28,11 +28,12 @@ _NOT_COUNTED = {ASYNC: ("inactive_split_bytes", "num_alloc_retries", "num_ooms")
 def allocated_bytes() -> int:
     """Returns the bytes allocated on the current device; -1 without one, and where they are unknown."""
     device = accelerator.ready_device()
-    kind = device.allocator() if device is not None else UNCACHED
+    kind = device.allocator if device is not None else UNCACHED
     if device is None or kind == UNCACHED or (kind == ASYNC and device.is_current_stream_capturing()):
         return -1
-    get_allocated = getattr(device.module, "memory_allocated", None)
-    return int(get_allocated()) if get_allocated is not None else -1
+    # Not the module's `memory_allocated`, which formats each of 300 counters for the sake of one
+    stats = device.memory_stats()
+    return int(stats["allocated_bytes"]["all"]["current"]) if stats else -1
 
 
 class Allocator:
@@ -97,7 +98,7 @@ class Allocator:
         device = accelerator.ready_device()
         if device is None:
             return None
-        self._device, self.kind = device, device.allocator()
+        self._device, self.kind = device, device.allocator
         self._counts = self.kind != UNCACHED
         with suppress(Guard.CAUGHT):  # CUDA's own allocator refuses observers
             self._observe_oom(device)

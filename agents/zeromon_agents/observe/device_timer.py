@@ -124,6 +124,8 @@ def _bucket_waits(
 
 _ON_DEVICE = int(Flag.DEVICE)
 _IS_ASYNC = pack_head(0, flags=Flag.ASYNC)
+_SPAN_KNOWN = pack_head(0, flags=Flag.SPAN_KNOWN)
+_DONE, _STALL = pack_head(Kind.DONE, flags=Flag.DEVICE), pack_head(Kind.STALL, flags=Flag.DEVICE)
 _POOL = 4096
 _POLL_AT = 256
 _POLL_NS = 1_000_000_000
@@ -165,8 +167,10 @@ class Waited:
         self.entries, self.behind = entries, behind
         self.left_ns = left_ns
         """When the host had recorded both events; a collective that ended before has no known end."""
-        self.depth: int = 1 + max((wait.depth for wait in behind), default=0)
+        self.depth: int = 1
         """The number of streams in a row that wait for each other."""
+        for wait in behind:
+            self.depth = max(self.depth, wait.depth + 1)
         self.passed = False
         """True if the compute stream has waited for it: a later wait cannot stand still for it."""
 
@@ -221,8 +225,6 @@ class DeviceTimer:
         self._device = device
         self.device_type = device.type
         """The type of the tensors whose collectives are timed here."""
-        # Taken before install() patches it: each event of the agent would pass its own hook
-        self._record: Any = device.Event.record
         self._free: list[Any] = []
         self._pending: deque[Waited | Border | HiddenWait] = deque()
         self._last_border: Border | None = None
@@ -297,9 +299,11 @@ class DeviceTimer:
 
     def reached_wait(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], Any] | None:
         """Records that the stream is about to wait; None where *entries* are not timed on the device."""
-        untimed = any(entry[EVENT] is None for entry in entries)
-        if untimed or self._device.is_current_stream_capturing():
+        if self._device.is_current_stream_capturing():
             return None
+        for entry in entries:
+            if entry[EVENT] is None:
+                return None
         if len(entries) == 1 and not entries[0][WORD] & _IS_ASYNC:
             # a backend may run it on this stream, before the wait
             return entries, entries[0][EVENT]
@@ -367,7 +371,7 @@ class DeviceTimer:
                         pending[0].before_ns = self._polled_ns
                     return
                 buckets = getattr(pending[0], "buckets", ())  # which end on another stream
-                if not all(bucket.end.query() for bucket in buckets):
+                if buckets and not all(bucket.end.query() for bucket in buckets):
                     return
                 wait = pending.popleft()
                 if isinstance(wait, Border):
@@ -392,9 +396,10 @@ class DeviceTimer:
 
         def wait_with_hook(event: Any, stream: Any = None) -> Any:
             other_waits = getattr(event, _BEHIND, None)
-            if not other_waits or context.mode != ON:
-                return original(event) if stream is None else original(event, stream)
-            return self.waits_for(other_waits, stream, lambda at: original(event, at))
+            if other_waits and context.mode == ON and not all([w.passed for w in other_waits]):
+                return self.waits_for(other_waits, stream, lambda at: original(event, at))
+            at = self._found_stream() if stream is None else stream
+            return original(event) if at is None else original(event, at)
 
         return wait_with_hook
 
@@ -430,7 +435,7 @@ class DeviceTimer:
         if stream is None:
             stream = self._device.current_stream()
         try:
-            earlier = tuple(w for w in earlier if not w.passed and w.depth < _DEPTH)
+            earlier = tuple([w for w in earlier if not w.passed and w.depth < _DEPTH])
             if earlier and not self._device.is_current_stream_capturing():
                 reached = self._mark(stream)
         except self._context.guard.CAUGHT as error:
@@ -452,20 +457,26 @@ class DeviceTimer:
         note, caught = self._context.guard.note, self._context.guard.CAUGHT
 
         def record_with_hook(event: Any, stream: Any = None) -> Any:
+            at = stream
             try:
+                if at is None:
+                    at = self._found_stream()
                 if self._waits:
-                    at = self._device.current_stream() if stream is None else stream
                     waits = self._waits.get(at.stream_id, ())
                     # Also without waits: an event recorded again would keep its earlier ones
                     if waits or getattr(event, _BEHIND, None):
                         setattr(event, _BEHIND, waits)
             except caught as error:
                 note(error, "Event.record")
-            return original(event) if stream is None else original(event, stream)
+            return original(event) if at is None else original(event, at)
 
         return record_with_hook
 
     # ---- helpers ------------------------------------------------------------------------------
+
+    def _found_stream(self) -> Any:
+        """Returns the current stream, which torch would look for in 15 functions; None where unknown."""
+        return None if self._compute_stream is None else self._device.current_stream()
 
     def _side_stream(self, stream: Any = None) -> int | None:
         """Returns the id of *stream*, by default the current one; None for the compute stream."""
@@ -473,21 +484,30 @@ class DeviceTimer:
             return None
         if stream is None:
             stream = self._device.current_stream()
-        return None if stream == self._compute_stream else int(stream.stream_id)
+        here = self._compute_stream
+        if stream is here:
+            return None
+        number = int(stream.stream_id)  # two streams of two devices may have the same
+        is_compute = number == here.stream_id and stream.device_index == here.device_index
+        return None if is_compute else number
 
     def _mark(self, stream: Any = None) -> Any:
-        event = self._free.pop() if self._free else self._device.Event(enable_timing=True)
-        self._record(event, stream)
+        event = self._free.pop() if self._free else self._device.PlainEvent(enable_timing=True)
+        event.record(self._device.current_stream() if stream is None else stream)
         return event
 
     def _keep(self, wait: Waited) -> None:
         if wait.stream is None:
             for passed_wait in wait.behind:
                 passed_wait.pass_all()
+            for stream, waits in list(self._waits.items()):
+                if not (left_waits := tuple([w for w in waits if not w.passed])):
+                    del self._waits[stream]
+                elif len(left_waits) < len(waits):
+                    self._waits[stream] = left_waits
         else:
             # A new tuple: events hold the previous one as it was when they were recorded
-            kept_waits = [w for w in self._waits.get(wait.stream, ()) if not w.passed]
-            self._waits[wait.stream] = (*kept_waits[1 - _REMEMBERED :], wait)
+            self._waits[wait.stream] = (*self._waits.get(wait.stream, ())[1 - _REMEMBERED :], wait)
         if len(self._pending) >= _POLL_AT:
             self.poll()  # no step has polled for long, as in an evaluation
         # Without a limit, a device that hangs would fill the memory of the host with events
@@ -551,10 +571,9 @@ class DeviceTimer:
             ready_ns = max(event_ns, called_ns + entry[HELD_NS])
             start = max(ready_ns, free_ns)  # a group runs one after the other
             leave = min(_elapsed_ns(wait.reached, bucket.left), end_ns)  # later, the host was slow
-            flags = Flag.DEVICE
+            done = _DONE | entry[WORD]
             if origin + end_ns > bucket.recorded_ns + _NO_STALL_NS:  # else it had ended before
-                flags |= _span_flag(max(event_ns, called_ns, free_ns), start, end_ns)
-            done = pack_head(Kind.DONE, flags=flags) | entry[WORD]
+                done |= _span_word(max(event_ns, called_ns, free_ns), start, end_ns)
             # fmt: off
             self._context.ring.write(origin + end_ns, done, entry[PLACE], entry[NBYTES], origin + start,
                                      waited + max(0, leave - ready_ns), entry[SEQUENCE])
@@ -565,10 +584,13 @@ class DeviceTimer:
 
     def _write_done(self, wait: Waited) -> None:
         blocked = _duration_ns(wait.reached, wait.left)
-        elapsed = [_duration_ns(entry[EVENT], wait.left) for entry in wait.entries]
-        # the device comes to each after the host has issued it
-        issued = (e[ISSUED_NS] + ns for e, ns in zip(wait.entries, elapsed, strict=True))
-        end_ns = self._host_ns(wait.left, max(issued))
+        elapsed, earliest_ns = [], 0
+        for entry in wait.entries:
+            is_same = entry[EVENT] is wait.reached
+            elapsed.append(blocked if is_same else _duration_ns(entry[EVENT], wait.left))
+            # the device comes to each after the host has issued it
+            earliest_ns = max(earliest_ns, entry[ISSUED_NS] + elapsed[-1])
+        end_ns = self._host_ns(wait.left, earliest_ns)
         # a stream that did not stall, or that waited for its host, passed after the end: an upper bound
         end_is_known = blocked > _NO_STALL_NS and end_ns > wait.left_ns + _NO_STALL_NS
         # of several, each but the last may have ended before, or all are one kernel
@@ -580,8 +602,9 @@ class DeviceTimer:
             # it does not begin before the host has launched it
             earliest_ns = max(end_ns - elapsed_ns, entry[ISSUED_NS])
             began_ns = min(end_ns, max(earliest_ns, entry[ISSUED_NS] + entry[HELD_NS]))
-            flags = _span_flag(earliest_ns, began_ns, end_ns) if end_is_known else Flag(0)
-            head_word = pack_head(Kind.DONE, flags=Flag.DEVICE | flags) | entry[WORD]
+            head_word = _DONE | entry[WORD]
+            if end_is_known:
+                head_word |= _span_word(earliest_ns, began_ns, end_ns)
             # Freed here as well, an event that serves as both would be in the pool twice
             if entry[EVENT] is wait.reached:
                 blocked = min(blocked, end_ns - began_ns)
@@ -600,21 +623,20 @@ class DeviceTimer:
         spans = [span for inner in wait.behind for span in inner.stalls(origin, 0, stalled)]
         for start, end_ns, entry in sorted(spans, key=itemgetter(0)):  # of several streams at once
             if end_ns > until_ns:
-                head_word = pack_head(Kind.STALL, flags=Flag.DEVICE) | entry[WORD]
+                head_word = _STALL | entry[WORD]
                 blocked, until_ns = end_ns - max(start, until_ns), end_ns
                 self._context.ring.write(now_ns, head_word, entry[PLACE], blocked, 0, 0, 0)
 
 
-def _span_flag(earliest_ns: int, began_ns: int, end_ns: int) -> Flag:
+def _span_word(earliest_ns: int, began_ns: int, end_ns: int) -> int:
     """Returns SPAN_KNOWN where a collective whose end is known began at *began_ns*, or just before."""
-    is_known = began_ns - earliest_ns <= _MAX_UNSURE * (end_ns - began_ns)
-    return Flag.SPAN_KNOWN if is_known else Flag(0)
+    return _SPAN_KNOWN if began_ns - earliest_ns <= _MAX_UNSURE * (end_ns - began_ns) else 0
 
 
 def _duration_ns(start_event: Any, end_event: Any) -> int:
-    return max(0, _elapsed_ns(start_event, end_event))
+    return max(0, round(start_event.elapsed_time(end_event) * 1e6))
 
 
 def _elapsed_ns(start_event: Any, end_event: Any) -> int:
     """Returns the time between two events; negative where *end_event* came before *start_event*."""
-    return round(float(start_event.elapsed_time(end_event)) * 1e6)
+    return round(start_event.elapsed_time(end_event) * 1e6)

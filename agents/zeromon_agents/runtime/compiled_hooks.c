@@ -476,6 +476,23 @@ static PyObject* wrapped_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
 
 static PyTypeObject WrappedType = HOOK_TYPE("Wrapped", wrapped_new, "A function with its hooks.");
 
+/* ---- work of the agent whose time is accounted: HookContext.timed
+ * --------------------------------------------------------------------- */
+
+static PyObject* call_timed(PyObject* hook, PyObject* const* args, size_t nargsf, PyObject* names) {
+  Hook* self = (Hook*)hook;
+  int64_t began = now_ns() - CONTEXT(self, SPENT_NS);
+  PyObject* result = PyObject_Vectorcall(self->original, args, nargsf, names);
+  if (set_int(self->context, of_context[SPENT_NS], now_ns() - began) < 0) Py_CLEAR(result);
+  return result;
+}
+
+static PyObject* timed_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  return new_hook(type, args, call_timed, 0, 0);
+}
+
+static PyTypeObject TimedType = HOOK_TYPE("Timed", timed_new, "A function whose time is accounted.");
+
 /* ---- a collective is issued: c10d.Collectives._issue_hook
  * ---------------------------------------- */
 
@@ -794,7 +811,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "compiled_hooks",
 PyMODINIT_FUNC PyInit_compiled_hooks(void) {
   PyObject* module = PyModule_Create(&definition);
   if (!module) return NULL;
-  PyTypeObject* types[] = {&RecorderType, &WrappedType, &IssueType, &WaitType};
+  PyTypeObject* types[] = {&RecorderType, &TimedType, &WrappedType, &IssueType, &WaitType};
   for (size_t i = 0; i < sizeof types / sizeof *types; i++)
     if (PyModule_AddType(module, types[i]) < 0) return NULL;
   str_nbytes = PyUnicode_InternFromString("nbytes");

@@ -179,6 +179,9 @@ class HookContext:
 
     def timed(self, work: Callable[P, R]) -> Callable[P, R]:
         """Returns *work* wrapped so that its duration is added, once, to :attr:`spent_ns`."""
+        if self.recorder is not None:
+            in_c: Callable[P, R] = compiled_hooks.Timed(self, work, work, self.recorder)
+            return in_c
 
         def timed_work(*args: P.args, **kwargs: P.kwargs) -> R:
             began_ns = time.perf_counter_ns() - self.spent_ns
