@@ -42,7 +42,7 @@ def address_key(token: str, port: int) -> str:
     return access.derive_server_key(token, access.ADDRESS, server_name(port))
 
 
-class Guard:
+class Guard(access.Guarded):
     """Middleware around the whole application: every request passes here first."""
 
     def __init__(
@@ -55,22 +55,16 @@ class Guard:
         hashes: Sequence[str],
         has: Callable[[str, str], bool] = lambda path, query: True,  # noqa: ARG005
     ) -> None:
-        self.app = app
+        super().__init__(app, policy_of(token, loopback=loopback))
         self._has = has
         self._token = token
-        self._policy = policy_of(token, loopback=loopback)
         self._cookie = f"zeromon-{port}"
         self._address_key = address_key(token, port)
         self._cookie_key = access.derive_server_key(token, access.COOKIE, server_name(port))
         self._hashes = hashes
 
-    async def __call__(self, scope: access.Scope, receive: access.Receive, send: access.Send) -> None:
+    async def answer(self, scope: access.Scope, receive: access.Receive, send: access.Send) -> None:
         """Refuses a request, redirects one that brings a token, or passes it on."""
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return None
-        if scope["type"] != "http":  # no page uses a web socket
-            return await send({"type": "websocket.close", "code": 1008})
         request, brought = self._read(scope)
         refused = access.refusal_of(request, self._policy)
         if refused is not None:
@@ -78,9 +72,7 @@ class Guard:
         if access.is_token(brought, self._address_key):
             return await self._redirect_without_key(scope, send)
         try:
-            await self.app(
-                scope, access.bounded_receive(receive, _MAX_BODY_BYTES), self._wrap_send(scope, send)
-            )
+            await self.app(scope, receive, self._wrap_send(scope, send))
         except Exception as error:
             if request.path not in _BY_PAGES and not _is_dash_script(request.path):
                 raise

@@ -1,7 +1,9 @@
 """Functions that Dash calls when something on a page changes: on the server, and in the browser."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from dash import ClientsideFunction, Input, Output, State
@@ -27,11 +29,7 @@ _MOMENTS = 48
 def add_callbacks(app: Any, feeds: Feeds) -> None:
     """Registers all callbacks with the Dash application."""
     _add_server_callbacks(app, feeds)
-    for name, *dependencies in _in_browser():
-        app.clientside_callback(ClientsideFunction("zeromon", name), *dependencies)
-    for name, *dependencies in _in_browser_on_change():
-        function = ClientsideFunction("zeromon", name)
-        app.clientside_callback(function, *dependencies, prevent_initial_call=True)
+    _add_browser_callbacks(app)
 
 
 # ---- on the server --------------------------------------------------------------------------------
@@ -143,69 +141,29 @@ def _runs_view(hub: Hub, route: Route) -> Any:
 # ---- in the browser: the functions of assets/zeromon.js ---------------------------------------------
 
 
-def _in_browser() -> Iterator[tuple[Any, ...]]:
-    """Functions that also run when the page is loaded: name, outputs, inputs, states."""
-    yield (
-        "route", Output("route", "data"), Output("at", "data"),
-        Input("url", "pathname"), Input("url", "search"), State("route", "data"),
-    )  # fmt: skip
-    yield (
-        "links", *(Output(f"nav-{name}", "href") for name in PAGES),
-        *(Output(f"nav-{name}", "active") for name in ("runs", *PAGES)), Output("pages", "style"),
-        Input("route", "data"),
-    )  # fmt: skip
-    yield "listed", Output("sink", "data"), Input("run-table", "id")
-    yield "lanes", Output("lanes-chart", "className"), Input("lanes-chart", "relayoutData")
-    yield "dark", Output("theme", "forceColorScheme"), Input("dark", "checked")
-    yield "remembered", Output("dark", "checked"), Input("url", "id")
+def _add_browser_callbacks(app: Any) -> None:
+    """Those of ``in_browser.json``, where others set the *shared* outputs, too; and those of a list."""
 
+    def add(name: str, *dependencies: Any, at_load: bool = False) -> None:
+        function = ClientsideFunction("zeromon", name)
+        app.clientside_callback(function, *dependencies, prevent_initial_call=not at_load)
 
-def _in_browser_on_change() -> Iterator[tuple[Any, ...]]:
-    """Functions that run only when an input changes: name, outputs, inputs, states."""
-    yield (
-        "poll", _also("cursor", "data"), Input("tick", "n_intervals"),
-        State("route", "data"), State("at", "data"), State("cursor", "data"),
-    )  # fmt: skip
-    yield (
-        "chosen", _also("url", "search"), Input("last", "value"), Input("ranks", "value"),
-        Input("with", "value"),
-    )  # fmt: skip
-    yield "laned", _also("sink", "data"), Input("lane-steps", "value")
-    yield "stepped", _also("url", "search"), Input("steps", "n_submit")
+    for callback in json.loads(Path(__file__).with_name("in_browser.json").read_bytes()):
+        shared = (_property(Output, name, allow_duplicate=True) for name in callback.get("shared", ()))
+        others = (
+            _property(kind, name)
+            for key, kind in (("outputs", Output), ("inputs", Input), ("states", State))
+            for name in callback.get(key, ())
+        )
+        add(callback["function"], *shared, *others, at_load=callback.get("at_load", False))
+    links = [Output(f"nav-{name}", "href") for name in PAGES]
+    links += [Output(f"nav-{name}", "active") for name in ("runs", *PAGES)]
+    add("links", *links, Output("pages", "style"), Input("route", "data"), at_load=True)
     for name in (*list_names(), "own-time"):  # every chart over steps
-        yield "zoomed", _also("url", "search"), Input(name, "relayoutData")
-    yield (
-        "changed", _also("url", "search"), Input("predict", "n_clicks"), Input("changes", "n_submit"),
-    )  # fmt: skip
-    yield "measured", _also("url", "search"), Input("metric", "value")
-    for name, event in (("rank-map", "clickData"), ("rank-table", "cellClicked")):
-        yield ("drill", _also("url", "search"), _also("url", "pathname"), Input(name, event))
-    yield (
-        "open", _also("url", "pathname"), _also("url", "search"), Input("run-table", "cellClicked"),
-    )  # fmt: skip
-    yield (
-        "compare", _also("url", "search"), Input("compare", "n_clicks"),
-        State("run-table", "selectedRows"),
-    )  # fmt: skip
-    yield (
-        "lay", _also("url", "pathname"), _also("url", "search"), Input("lay", "n_clicks"),
-        State("run-table", "selectedRows"),
-    )  # fmt: skip
-    yield (
-        "seek", _also("at", "data"), Output("when-text", "children"),
-        Input("when", "value"), State("when", "max"),
-    )  # fmt: skip
-    yield "now", Output("when", "value"), Input("now", "n_clicks"), State("when", "max")
-    yield (
-        "play", Output("play", "children"), Input("play", "n_clicks"), Input("speed", "value"),
-        State("when", "min"), State("when", "max"), State("when", "value"),
-    )  # fmt: skip
-    yield (
-        "capture", Output("capture-result", "children"), Input("capture", "n_clicks"),
-        State("route", "data"),
-    )  # fmt: skip
+        shared_search = Output("url", "search", allow_duplicate=True)
+        add("zoomed", shared_search, Input(name, "relayoutData"))
 
 
-def _also(component: str, name: str) -> Output:
-    """A property that other callbacks set, too."""
-    return Output(component, name, allow_duplicate=True)
+def _property(kind: Any, name: str, **options: Any) -> Any:
+    component, _, member = name.partition(".")
+    return kind(component, member, **options)

@@ -161,10 +161,10 @@ def _player_moments(view: Known) -> Props:
 
 def _run_facts_text(run: RunSnapshot, rank: RankSnapshot) -> str:
     fleet = run.fleet
-    reporting, place = len(run.ranks), f"{rank.device} of {run.node}"
+    reporting, location = len(run.ranks), f"{rank.device} of {run.node}"
     if fleet is not None:
-        reporting, place = fleet.ranks - fleet.silent, f"{human_count(len(fleet.nodes))} nodes"
-    count = f"{human_count(reporting)} of {human_count(rank.world_size)} ranks on {place}"
+        reporting, location = fleet.ranks - fleet.silent, f"{human_count(len(fleet.nodes))} nodes"
+    count = f"{human_count(reporting)} of {human_count(rank.world_size)} ranks on {location}"
     lasted = rough_time(max(0.0, run.taken_wall - run.started_wall))
     return f"{rank.strategy} · {count} · started {clock(run.started_wall)}, {lasted}"
 

@@ -24,6 +24,7 @@ from zeromon.storage.run_store import ListedRun, Manifest
 from zeromon_dashboard.charts import Chart, difference_chart
 from zeromon_dashboard.url_state import Route
 from zeromon_dashboard.widgets import (
+    GRIDS,
     configuration_table,
     data_grid,
     graph_panel,
@@ -63,31 +64,16 @@ def _duration_text(manifest: Manifest) -> str:
     return rough_time(seconds) if manifest.started_wall and seconds >= 0 else "n/a"
 
 
-_WRAPPED = {"wrapText": True, "autoHeight": True}
 _SEVERE_CELLS = {
     str(severity): f"params.value.startsWith('{SIGNS[severity]}')"
     for severity in (Severity.WARNING, Severity.CRITICAL)
 }
-_SPECIAL: dict[str, dict[str, Any]] = {
-    "verdict": {"pinned": "left", "width": 100, "cellClassRules": _SEVERE_CELLS},
-    "link": {
-        **_WRAPPED, "pinned": "left", "width": 140, "headerName": "run", "cellRenderer": "markdown",
-        "tooltipField": "command", "filterValueGetter": {"function": "params.data.run"},
-    },
-    "why": {**_WRAPPED, "minWidth": 110, "flex": 1, "tooltipField": "cause"},
-    "last steps": {
-        "width": 100, "field": "pace", "cellRenderer": "Spark", "cellDataType": False,
-        "filter": False, "sortable": False, "tooltipField": None,
-    },
-    "step": {"width": 78}, "exposed": {"width": 92}, "memory": {"width": 106}, "steps": {"width": 64},
-    "ranks": {**_WRAPPED, "width": 80}, "started": {"width": 138},
-    "duration": {"width": 82, "filter": False}, "notes": {**_WRAPPED, "width": 120},
-}  # fmt: skip
-"""The widths in pixels, of which the sum fits a screen of 1440, and further properties of columns."""
+# The sum of the widths, in pixels, fits a screen of 1440
 COLUMNS = [
-    {**definition, "flex": 0, "minWidth": 60, **_SPECIAL[definition["field"]]}
+    {**definition, "flex": 0, "minWidth": 60, **GRIDS["run_columns"][definition["field"]]}
     for definition in grid_columns(_RUNS)
 ]
+COLUMNS[0]["cellClassRules"] = _SEVERE_CELLS  # of the verdict
 
 
 def runs_page(items: Sequence[ListedRun]) -> Any:

@@ -1,6 +1,8 @@
 """Components that several pages use: cards, charts, tables, findings. Pure."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import dash_ag_grid as dag
@@ -115,12 +117,11 @@ def section_heading(title: str) -> Any:
     return dmc.Title(title, order=2, size="h5")
 
 
-_GRID_THEME = "themeQuartz.withPart(agGrid.colorSchemeVariable).withParams({fontSize: 13, spacing: 6})"
-_TEXT_FILTER = {
-    "filter": "agTextColumnFilter", "cellDataType": "text",
-    "floatingFilterComponentParams": {"filterPlaceholder": "filter"},
-}  # fmt: skip
-"""Else a column of dates has a filter of its own kind, and the box of a filter has no word."""
+GRIDS: Mapping[str, Any] = json.loads(Path(__file__).with_name("grids.json").read_bytes())
+"""The properties of tables and columns, as AG Grid names them.
+
+Without those of a column of text, a column of dates has a filter of its own kind.
+"""
 
 
 def data_grid(
@@ -142,27 +143,26 @@ def data_grid(
         columnDefs=list(columns),
         # Without ids, AG Grid builds every row anew each second and drops the user's selection
         getRowId="params.data.id",
-        defaultColDef={
-            "sortable": True, "filter": True, "floatingFilter": True, "resizable": True, "minWidth": 100,
-            "flex": 1, "suppressHeaderFilterButton": True, "suppressFloatingFilterButton": True,
-        },
-        dashGridOptions={
-            "theme": {"function": _GRID_THEME}, "rowHeight": 28, "headerHeight": 34,
-            "floatingFiltersHeight": 32, "animateRows": False, "tooltipShowDelay": 300,
-            "localeText": {"noRowsToShow": empty}, **options,
-        },
+        defaultColDef=GRIDS["default_column"],
+        dashGridOptions={**GRIDS["options"], "localeText": {"noRowsToShow": empty}, **options},
         style=style,
         **rows,
-    )  # fmt: skip
+    )
     return html.Div(grid, style=style)  # else what is below jumps when AG Grid is loaded
 
 
 def text_column(name: str, title: str, width: int = 0, **options: Any) -> dict[str, Any]:
     """A column of text. *width*: pixels, 0 for a share of the room."""
-    definition = {"field": name, "headerName": title, "tooltipField": name, **_TEXT_FILTER, **options}
+    column = {
+        "field": name,
+        "headerName": title,
+        "tooltipField": name,
+        **GRIDS["text_column"],
+        **options,
+    }
     if width:
-        definition |= {"width": width, "flex": 0}
-    return definition
+        column |= {"width": width, "flex": 0}
+    return column
 
 
 def number_column(name: str, title: str) -> dict[str, Any]:
@@ -170,11 +170,7 @@ def number_column(name: str, title: str) -> dict[str, Any]:
     return {
         "field": name,
         "headerName": title,
-        "type": "rightAligned",
-        "valueFormatter": {"function": "shown(params.value)"},
-        "useValueFormatterForExport": False,
-        "filter": "agNumberColumnFilter",
-        "floatingFilter": False,
+        **GRIDS["number_column"],
         "minWidth": 30 + round(6.5 * len(title)),
     }
 

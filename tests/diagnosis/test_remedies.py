@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from evidence import (
 
 from zeromon.base.units import human_count
 from zeromon.diagnosis.engine import advise
+from zeromon.diagnosis.rules import common
 from zeromon.readout.report import render_run
 from zeromon.ring.codes import Phase
 from zeromon.ring.strategy import Strategy
@@ -43,6 +46,18 @@ SAME: Any = {
     "world_size": 2, "first_batches": (1, 2, 3), "loader": {"sampler": "RandomSampler"},
     "strategy": "ddp",
 }  # fmt: skip
+
+
+def test_each_remedy_of_the_table_is_offered_by_a_rule() -> None:
+    rules = Path(common.__file__).parent.glob("*.py")
+    names = {
+        str(node.value)
+        for path in rules
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+    }
+    # A half precision of each framework has its own diff, under the name of the framework
+    assert {name.partition("precision_")[0] for name in common.DIFFS["remedies"]} - {"half_"} <= names
 
 
 def made_in(seconds: float) -> LoadingRow:

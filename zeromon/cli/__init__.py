@@ -19,18 +19,8 @@ from zeromon.base.errors import ZeromonError
 from zeromon.base.units import printable_lines
 from zeromon.cli.parser import SHELLS, Parser, completion_script
 
-_EPILOG = """\
-examples:
-  zeromon run -- torchrun --nproc-per-node 2 train.py    watch a run; the script is unchanged
-  zeromon attach                                         the live view, from another terminal
-  zeromon attach PID                                     attach to a run without zeromon
-  zeromon report                                         what the last run did, and how it ended
-  zeromon plan 7B --devices 8 --gpu h100                 what fits, before the run
-  zeromon prometheus config --target localhost:9417      how Prometheus scrapes it
-  zeromon --completion bash > ~/.local/share/bash-completion/completions/zeromon
-"""
-
-_GROUPS: dict[str, dict[str, str]] = json.loads(files(__package__).joinpath("verbs.json").read_text())
+_HELP: dict[str, Any] = json.loads(files(__package__).joinpath("verbs.json").read_text())
+_GROUPS: dict[str, dict[str, str]] = _HELP["verbs"]
 """Title in the help -> its verbs, each with one line."""
 VERBS = {name: summary for group in _GROUPS.values() for name, summary in group.items()}
 _MODULES = {"try": "trial"}
@@ -55,7 +45,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     parser = Parser(
         prog="zeromon",
         description="Live OOM risk and exposed communication of ZeRO and FSDP training runs.",
-        epilog=_EPILOG,
+        epilog="\n".join(["examples:", *(f"  {x:<54} {note}" for x, note in _HELP["examples"].items())]),
         add_help=False,
     )
     verbs = parser.add_subparsers(metavar="COMMAND", required=True)

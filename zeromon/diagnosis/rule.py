@@ -330,8 +330,8 @@ def find_page(code_or_name: str) -> Page:
     by_name = {page.name: page for page in by_code.values()}
     match = by_code.get(code_or_name.upper()) or by_name.get(code_or_name.lower().replace("-", "_"))
     if match is None:
-        near = difflib.get_close_matches(code_or_name, [*by_code, *by_name], n=1)
+        near_names = difflib.get_close_matches(code_or_name, [*by_code, *by_name], n=1)
         raise RuleNotFound(
-            f"there is no rule {code_or_name}{f'; did you mean {near[0]}?' if near else ''}"
+            f"there is no rule {code_or_name}{f'; did you mean {near_names[0]}?' if near_names else ''}"
         )
     return match

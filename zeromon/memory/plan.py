@@ -317,8 +317,8 @@ def _fitting_sequences(setup: Setup, plan: ShardPlan) -> int | None:
     if setup.batch is None:
         return None
     standing = predict.memory_of(sizes_under_plan(setup, plan), plan, _fixed_terms(setup, plan))
-    one = replace(setup, plan=plan, batch=replace(setup.batch, sequences=1))
-    return predict.sequences_that_fit(standing, setup.usable_bytes, activation_terms(one))
+    one_sequence = replace(setup, plan=plan, batch=replace(setup.batch, sequences=1))
+    return predict.sequences_that_fit(standing, setup.usable_bytes, activation_terms(one_sequence))
 
 
 def alternative_plans(base: ShardPlan) -> list[ShardPlan]:

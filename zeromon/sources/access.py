@@ -172,21 +172,22 @@ def request_of_scope(scope: Scope, token: str = "") -> Request:
 class Guarded:
     """*app* behind *policy*: every request passes here first."""
 
-    def __init__(self, app: Any, policy: Policy) -> None:
+    def __init__(self, app: App, policy: Policy) -> None:
         self.app, self._policy = app, policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuses a request, or passes it on."""
         if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return None
-        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":  # no server has a web socket
             return await send({"type": "websocket.close", "code": 1008})
-        refused = refusal_of(request_of_scope(scope), self._policy)
-        if refused is not None:
+        return await self.answer(scope, bounded_receive(receive, self._policy.most_body), send)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers an HTTP request, whose body *receive* limits."""
+        if (refused := refusal_of(request_of_scope(scope), self._policy)) is not None:
             return await send_text_answer(send, refused.status, refused.reason)
-        await self.app(scope, bounded_receive(receive, self._policy.most_body), send)
-        return None
+        return await self.app(scope, receive, send)
 
 
 def bounded_receive(receive: Receive, most_body: int) -> Receive:

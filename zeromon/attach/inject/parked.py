@@ -1,9 +1,9 @@
 """The injection for x86-64: one parked thread executes a piece of code and returns.
 
-The code (``parked.s``, and below as assembled) creates a detached thread with ``pthread_create``, which
-waits for the interpreter's lock and runs the line. It ends with a jump to where the thread was, so that
-an interrupted system call starts again as the kernel would have restarted it. Once its registers are
-set, the thread does not depend on this process.
+The code (``parked.s``, and as assembled ``parked.hex``) creates a detached thread with
+``pthread_create``, which waits for the interpreter's lock and runs the line. It ends with a jump to
+where the thread was, so that an interrupted system call starts again as the kernel would have restarted
+it. Once its registers are set, the thread does not depend on this process.
 
 Where no thread is parked and the main thread runs, the main thread executes ``Py_AddPendingCall``
 instead, which allocates nothing, so it may happen anywhere, also within malloc.
@@ -205,26 +205,7 @@ def wait_until_true(question: Callable[[], bool], seconds: float) -> bool:
 _MAGIC = b"zeromon1"
 _DATA = struct.Struct("<8s8Q16s")
 _BACK_AT = 64
-_CODE = bytes.fromhex(
-    # entry: step over the red zone; pushf; push all 15 registers; cld
-    "488d6424809c5053515256575541504151415241534154415541564157fc"
-    # rbx = rsp; a 64-byte aligned save area of 4 KiB in r12; its header zeroed; xsave64 all but AMX
-    "4889e34881ec001000004883e4c04989e431c0b908000000488dbc2400020000f348ab"
-    "b8e700000031d2490fae2424"
-    # room for a pthread_t; pending ? Py_IsInitialized() && pending(later, 0) : spawn
-    "4883ec4048833d87ffffff00741bff154fffffff85c07433488d3d9c00000031f6ff156cffffffeb22"
-    # spawn: pthread_create(rsp, 0, thread, 0) || pthread_detach(*rsp)
-    "4889e731f6488d154b00000031c9ff1546ffffff85c0750a488b3c24ff1540ffffff"
-    # done: xrstor64; rsp = rbx; pop all; popf; rsp += 128; jmp back
-    "b8e700000031d2490fae2c244889dc"
-    "415f415e415d415c415b415a415941585d5f5e5a595b589d488da42480000000ff251bffffff"
-    # thread: prctl(PR_SET_NAME, name); Py_IsInitialized() or go out
-    "f30f1efa53b89d000000bf0f000000488d350dffffff0f05ff15c5feffff85c07415"
-    # ebx = PyGILState_Ensure(); later(); PyGILState_Release(ebx); out: return 0
-    "ff15c3feffff89c3e80c00000089dfff15c4feffff31c05bc3"
-    # later: PyRun_SimpleString(text); return 0
-    "f30f1efa53488d3d0a000000ff15a6feffff31c05bc3"
-)
+_CODE = bytes.fromhex(Path(__file__).with_name("parked.hex").read_text(encoding="ascii"))
 
 _SEIZE, _INTERRUPT, _GETREGS, _SETREGS, _CONT, _DETACH = 0x4206, 0x4207, 12, 13, 7, 17
 _WALL = 0x40000000

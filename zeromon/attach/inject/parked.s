@@ -2,6 +2,7 @@
 .text
 # What parked.py sends a thread through, as position-independent x86-64 code behind its data.
 #   as parked.s -o parked.o && objcopy -O binary -j .text parked.o parked.bin
+# parked.hex has what this makes behind the data, as digits.
 # tests/attach/test_inject.py assembles this and compares.
 magic: .quad 0
 is_initialized: .quad 0

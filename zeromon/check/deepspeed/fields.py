@@ -1,5 +1,6 @@
 """Checks of names and values against DeepSpeed's own models."""
 
+import operator
 import re
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
@@ -150,13 +151,10 @@ def _value_fault(value: Any, field: Schema, *, strict: bool) -> str:
     if coerced is None:
         return f"must be {_type_phrase(kind, field)}"
     if kind in ("int", "float"):
+        # By the names of pydantic, which are those of the operators
         signs = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
-        satisfies = {
-            "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
-            "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
-        }  # fmt: skip
         for bound, phrase in signs.items():
-            if bound in field and not satisfies[bound](coerced, field[bound]):
+            if bound in field and not getattr(operator, bound)(coerced, field[bound]):
                 return f"must be {phrase} {field[bound]:g}"
     return ""
 

@@ -1,17 +1,24 @@
 """Communication in many small collectives, whatever the framework. Pure."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from zeromon.base.units import human_bytes, human_count, human_ratio
 from zeromon.diagnosis.rule import Match, Waits, rule
-from zeromon.diagnosis.rules.common import AVERAGED, MIB, Gain, exposed_seconds, raised_settings
+from zeromon.diagnosis.rules.common import (
+    AVERAGED,
+    MIB,
+    Gain,
+    GainSeconds,
+    exposed_seconds,
+    fill_remedy,
+    raised_settings,
+)
 from zeromon.fold.collective_stats import TINY_BYTES, tiny_call_shares
 from zeromon.readout.text import busiest_line
 from zeromon.ring.model_metadata import PERSISTENT, ModelMetadata
 from zeromon.ring.strategy import Framework, Strategy
-from zeromon.snapshot import CollectiveStatsRow, Pool, RankSnapshot, RunSnapshot
-from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
+from zeromon.snapshot.finding import Remedy
 from zeromon.snapshot.focus import worst_rank
 from zeromon.snapshot.levels import EXPOSED, Level
 
@@ -61,13 +68,6 @@ def tiny_collectives(run: RunSnapshot) -> Iterable[Match]:
     yield Match(evidence, rank.rank, remedy, waits=Waits(waits, _NOTICEABLE))
 
 
-_STACKED = (
-    "- for value in values:\n-     dist.all_reduce(value)\n"
-    "+ stacked = torch.stack(values)  # of gradients: one flat buffer\n+ dist.all_reduce(stacked)"
-)
-_WRAPPED = "- dist.all_reduce(p.grad)  # of each parameter\n+ model = DistributedDataParallel(model)"
-
-
 def _script_all_reduces(run: RunSnapshot, rank: RankSnapshot) -> Match | None:
     """Many small all-reduces that the script issues itself: they belong to no unit or bucket."""
     rows = [row for row in rank.communication.traffic if row.op == "all_reduce" and not row.unit]
@@ -85,15 +85,8 @@ def _script_all_reduces(run: RunSnapshot, rank: RankSnapshot) -> Match | None:
         f"{human_ratio(share)} of a step waits for the script's own {human_count(calls)} all_reduces; "
         f"{human_bytes(nbytes / calls)} each{f', mostly at {location}' if location else ''}"
     )
-    remedy = Remedy(
-        cause="each collective costs its latency, however small it is"
-        + ", and none runs beside backward" * averages,
-        dialect=ConfigFormat.PYTHON,
-        diff=_WRAPPED if averages else _STACKED,
-        **_MERGED.seconds(waits * (1 - 1 / calls)),
-        price="buckets of gradients beside the gradients" if averages else "none",
-        takes=Pool.DEVICE if averages else None,
-    )
+    gain = _MERGED.seconds(waits * (1 - 1 / calls))
+    remedy = fill_remedy("wrap_model" if averages else "stack_values", gain)
     return Match(evidence, rank.rank, remedy, waits=Waits(share, _NOTICEABLE))
 
 
@@ -112,28 +105,12 @@ def _fewer_calls(rank: RankSnapshot, moving: Sequence[CollectiveStatsRow]) -> Re
 
     None where the pieces are as large already as the configuration can make them.
     """
-    larger = _coarser_pieces(rank)
-    if larger is None:
-        return None
     calls, waits = _call_count(moving), exposed_seconds(moving)
     total = sum(row.nbytes for row in moving)
     # Calls of other operations or phases do not fit into one bucket
     calls_left = max(1.0, total / (_TORCH_BUCKET_MB * MIB)) * len({(r.op, r.phase) for r in moving})
     saved = waits * max(0.0, 1 - calls_left / calls) if calls else 0.0
-    if not saved:
-        return None
-    cause = "each collective costs its latency, however small it is"
-    return Remedy(
-        cause, larger.form, larger.diff, **_MERGED.seconds(saved), price=larger.price, takes=Pool.DEVICE
-    )
-
-
-class _Coarser(NamedTuple):
-    """A change that makes pieces larger."""
-
-    form: ConfigFormat
-    diff: str
-    price: str
+    return _coarser_pieces(rank, _MERGED.seconds(saved)) if saved else None
 
 
 _BUCKETS = (
@@ -144,38 +121,23 @@ _THRESHOLD = (("zero_optimization.stage3_param_persistence_threshold", "100000",
 """Names, defaults and advised values, which are DeepSpeed's defaults."""
 
 
-def _coarser_pieces(rank: RankSnapshot) -> _Coarser | None:
-    """Returns the change that makes pieces larger; None where they have their usual size already."""
+def _coarser_pieces(rank: RankSnapshot, gain: GainSeconds) -> Remedy | None:
+    """Makes pieces larger, which gains *gain*; None where they have their usual size already."""
     strategy = rank.sharding_strategy
     if strategy.framework in (Framework.DDP, Framework.ZERO_REDUNDANCY):
         cap = rank.bucket_cap_mb
         if cap is None or cap >= _TORCH_BUCKET_MB:
             return None
-        call = "DistributedDataParallel(model, bucket_cap_mb={:g})"
-        diff = f"- {call.format(cap)}\n+ {call.format(_TORCH_BUCKET_MB)}"
-        return _Coarser(ConfigFormat.DDP, diff, "a larger bucket is complete later")
+        return fill_remedy("larger_ddp_buckets", gain, old=f"{cap:g}", new=_TORCH_BUCKET_MB)
     if strategy.is_deepspeed:
         at_3 = strategy.stage == 3
         old, new = raised_settings(rank, _THRESHOLD if at_3 else _BUCKETS)
-        diff = f'- "zero_optimization": {{{old}}}\n+ "zero_optimization": {{{new}}}'
-        price = (
-            "parameters of up to so many elements stay gathered on every rank"
-            if at_3
-            else "buffers of so many elements"
-        )
-        return _Coarser(ConfigFormat.DEEPSPEED, diff, price) if new else None
+        name = "more_persistent" if at_3 else "larger_zero_buckets"
+        return fill_remedy(name, gain, old=old, new=new) if new else None
     if strategy.framework is Framework.UNKNOWN or _has_whole_layers(rank):
         return None
-    larger = "a larger unit is gathered at once"
-    if strategy.framework is Framework.FSDP1:
-        diff = (
-            "- FullyShardedDataParallel(model, auto_wrap_policy=...)  # wraps each small part\n"
-            "+ policy = ModuleWrapPolicy({Layer})  # the class of a whole layer\n"
-            "+ FullyShardedDataParallel(model, auto_wrap_policy=policy)"
-        )
-        return _Coarser(ConfigFormat.FSDP1, diff, larger)
-    diff = "- fully_shard(part)   # each small part\n+ fully_shard(layer)  # what holds them"
-    return _Coarser(ConfigFormat.FSDP2, diff, larger)
+    is_fsdp1 = strategy.framework is Framework.FSDP1
+    return fill_remedy("whole_layers_fsdp1" if is_fsdp1 else "whole_layers_fsdp2", gain)
 
 
 def _has_whole_layers(rank: RankSnapshot) -> bool:

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
+from string import Template
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypedDict
 
 from zeromon.base.units import human_ratio, human_seconds
@@ -25,9 +27,6 @@ WINDOW = 20
 MIB = 1 << 20
 OF_ITERABLE = "_InfiniteConstantSampler"
 """The sampler of a DataLoader for an IterableDataset, for which it refuses any other sampler."""
-
-ASYNC_SAVE = "torch.distributed.checkpoint.async_save(state, checkpoint_id=path, process_group=savers)"
-"""A save that a thread writes. Its collectives need a group of their own beside those of training."""
 
 
 class GainSeconds(TypedDict):
@@ -176,12 +175,7 @@ class NextStage(NamedTuple):
 
 
 DIFFS: Mapping[str, Any] = json.loads(files(__package__).joinpath("remedies.json").read_text())
-"""Changes that are alike in every run."""
-REMEDIES = {
-    name: Remedy(**fields | {"dialect": ConfigFormat(fields["dialect"])})
-    for name, fields in DIFFS["remedies"].items()
-}
-"""Name of a remedy that has no figures of the run -> it."""
+"""Changes and their sentences, with a ``$blank`` for each figure of a run."""
 _NEXT_STAGE = {
     (Framework(fields["framework"]), fields["stage"], fields.get("hybrid", False)): NextStage(
         tuple(fields["roles"]),
@@ -194,6 +188,20 @@ _NEXT_STAGE = {
 }
 """Framework, stage, hybrid or not -> the next stage; the cost of each is in Rajbhandari et al. 2020
 (arXiv 1910.02054), section 7."""
+
+
+def fill_remedy(
+    name: str, run_figures: Mapping[str, Any] = MappingProxyType({}), /, **blanks: object
+) -> Remedy:
+    """Returns the remedy *name* of remedies.json with *run_figures*, and *blanks* in its sentences."""
+    sentences: Mapping[str, str] = DIFFS["remedies"][name]
+    fields: dict[str, Any] = {
+        field: Template(sentence).substitute(blanks) for field, sentence in sentences.items()
+    }
+    fields["dialect"] = ConfigFormat(fields["dialect"])
+    if "takes" in fields:
+        fields["takes"] = Pool(fields["takes"])
+    return Remedy(**fields, **run_figures)
 
 
 def next_stage(strategy: Strategy) -> NextStage | None:
@@ -216,11 +224,5 @@ def ladder_remedy(
         return None  # most of the host's memory is no state of the model
     if not rungs or not rank.config.models:
         return None
-    return Remedy(
-        cause="the model states, buffers and activations of this strategy leave no margin",
-        dialect=FORMATS[rank.config.models[0].get("framework", "ddp")],
-        diff="",
-        rungs=rungs,
-        effect="each rung frees its bytes on top of those above it",
-        price="that of each rung",
-    )
+    form = FORMATS[rank.config.models[0].get("framework", "ddp")]
+    return fill_remedy("ladder", {"rungs": rungs}, form=form)

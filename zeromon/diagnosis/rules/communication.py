@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from zeromon.base.units import human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, rule
-from zeromon.diagnosis.rules.common import ACROSS_NODES, MIN_SHARE, Gain, exposed_seconds
+from zeromon.diagnosis.rules.common import ACROSS_NODES, MIN_SHARE, Gain, exposed_seconds, fill_remedy
 from zeromon.readout.breakdown import own_seconds
 from zeromon.readout.dimensions import (
     bubble_text,
@@ -19,7 +19,7 @@ from zeromon.readout.text import busiest_line, straggler_sentence, unit_name
 from zeromon.ring.strategy import Dim, dim_by_name
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.communication import PipelineBubble, PipelineRow, Straggler
-from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.finding import Remedy
 from zeromon.snapshot.focus import SETTLED_STEPS, most_exposed, worst_rank
 from zeromon.snapshot.levels import AVOIDABLE, EXPOSED, LATE, POOR_OVERLAP
 
@@ -93,15 +93,8 @@ def tensor_parallel_across_nodes(run: RunSnapshot) -> Iterable[Match]:
         f"{dimension.name} of {dimension.size} ranks spans {dimension.nodes} nodes; its collectives "
         f"wait {human_seconds(waits)} per step ({human_ratio(share)})"
     )
-    remedy = Remedy(
-        cause="every layer communicates in this dimension, and each call crosses the network",
-        dialect=ConfigFormat.PYTHON,
-        diff=f'+ init_device_mesh("{rank.device_type}", (..., tp), '
-        f'mesh_dim_names=(..., "{dimension.name}"))'
-        "  # the last dimension, and not more than the ranks of a node",
-        **ACROSS_NODES.seconds(waits),
-        price="another dimension then crosses the nodes: one that communicates once a step",
-    )
+    gain = ACROSS_NODES.seconds(waits)
+    remedy = fill_remedy("innermost_dimension", gain, device=rank.device_type, dimension=dimension.name)
     yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))
 
 
@@ -141,12 +134,13 @@ def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
 
 
 _AT_MOST = Gain(0.0, 1.0)
-_ASYNC_BACKEND = "nccl-legacy"
-"""Since torch 2.15, where "nccl" is another backend, which waits for each future of DDP's reducer."""
 
 
 def _other_backend(rank: RankSnapshot) -> Remedy | None:
-    """NCCL's earlier backend, where the default one lets the compute stream wait in each bucket."""
+    """NCCL's earlier backend, where the default one lets the compute stream wait in each bucket.
+
+    Since torch 2.15 "nccl" is another backend, which waits for each future of DDP's reducer.
+    """
     torch = rank.config.process.get("packages", {}).get("torch", "")
     is_known = re.match(r"2\.(1[5-9]|[2-9]\d)\.", torch)
     backend = rank.config.process.get("ddp_backend", "")
@@ -159,10 +153,7 @@ def _other_backend(rank: RankSnapshot) -> Remedy | None:
     hideable = min(
         rank.communication.exposed_seconds or 0.0, own_seconds(rank.steps.recent).get("backward", 0.0)
     )
-    cause = '"nccl" lets the compute stream wait as soon as DDP asks for the future of a bucket'
-    diff = f'- init_process_group("nccl")\n+ init_process_group("{_ASYNC_BACKEND}")'
-    price = "the backend that torch used by default until 2.14"
-    return Remedy(cause, ConfigFormat.PYTHON, diff, **_AT_MOST.seconds(hideable), price=price)
+    return fill_remedy("earlier_backend", _AT_MOST.seconds(hideable))
 
 
 # ---- the bubble of a pipeline of stages ---------------------------------------------------------
@@ -195,21 +186,12 @@ def pipeline_bubble(run: RunSnapshot) -> Iterable[Match]:
 
 def _add_batches(row: PipelineRow, gain: float) -> Remedy:
     count = row.micro_batches
-    cause = "the pipeline fills and drains in every call of the schedule"
-    diff = f"- n_microbatches={count}\n+ n_microbatches={2 * count}"
-    price = "micro-batches of half the size, which a device may compute less efficiently"
-    return Remedy(cause, ConfigFormat.PIPELINE, diff, **_AT_MOST.seconds(gain), price=price)
+    return fill_remedy("more_micro_batches", _AT_MOST.seconds(gain), count=count, doubled=2 * count)
 
 
 def _new_split(row: PipelineRow, gain: float) -> Remedy:
     bubble = row.bubble
     assert bubble is not None
     surplus = human_seconds(bubble.slowest_seconds - bubble.mean_seconds)
-    return Remedy(
-        cause="every stage waits for the slowest one, micro-batch after micro-batch",
-        dialect=ConfigFormat.PIPELINE,
-        diff=f"- stage {bubble.slowest_stage}: {surplus} per micro-batch more than the mean\n"
-        f"+ move that much of its layers to other stages",
-        **_AT_MOST.seconds(gain),
-        price="none, where a layer is small enough to move",
-    )
+    seconds, stage = _AT_MOST.seconds(gain), bubble.slowest_stage
+    return fill_remedy("move_layers", seconds, stage=stage, surplus=surplus)

@@ -13,11 +13,11 @@ from zeromon.diagnosis.rules.common import (
     WINDOW,
     Gain,
     exposed_seconds,
+    fill_remedy,
     predicted_gain,
 )
 from zeromon.readout.breakdown import own_seconds
-from zeromon.snapshot import Pool, RunSnapshot
-from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.focus import worst_rank
 from zeromon.snapshot.levels import AVOIDABLE
 
@@ -56,14 +56,8 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
         f"reducing in each of {micro} micro-steps wastes {human_ratio(share)} of a step; "
         f"{human_seconds(saved)} of {human_seconds(exposed_seconds(grads))} per step"
     )
-    remedy = Remedy(
-        cause="gradients are only needed when the optimizer steps",
-        dialect=form,
-        diff=diff,
-        **_SAVED_REDUCES.seconds(saved),
-        price="none" if is_whole else f"gradients stay unsharded between micro-steps ({size})",
-        takes=None if is_whole else Pool.DEVICE,
-    )
+    name = "reduce_once" if is_whole else "reduce_once_unsharded"
+    remedy = fill_remedy(name, _SAVED_REDUCES.seconds(saved), form=form, diff=diff, size=size)
     yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE, is_needless=True))
 
 
@@ -99,8 +93,6 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
         f"{human_ratio(share)} of a step remains after backward; {human_seconds(waits)} per step for "
         f"{human_bytes(total)}"
     )
-    cause = "a bucket is sent when its last gradient is ready, which is the end of backward"
-    diff = f"- DistributedDataParallel(model)\n+ DistributedDataParallel(model, bucket_cap_mb={cap:.2g})"
-    price = f"{count} all-reduces instead of {len(buckets)}"
-    remedy = Remedy(cause, ConfigFormat.DDP, diff, **gained, price=price)
+    blanks = {"cap": f"{cap:.2g}", "count": count, "buckets": len(buckets)}
+    remedy = fill_remedy("smaller_ddp_buckets", gained, **blanks)
     yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))

@@ -6,11 +6,17 @@ from typing import NamedTuple
 
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, as_number, rule, setting_of
-from zeromon.diagnosis.rules.common import MIN_SHARE, Gain, exposed_seconds, far_gathers, room_bytes
+from zeromon.diagnosis.rules.common import (
+    MIN_SHARE,
+    Gain,
+    exposed_seconds,
+    far_gathers,
+    fill_remedy,
+    room_bytes,
+)
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.strategy import Strategy
-from zeromon.snapshot import CollectiveStatsRow, Pool, RankSnapshot, RunSnapshot, Severity
-from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.focus import SETTLED_STEPS, worst_rank
 from zeromon.snapshot.levels import AVOIDABLE, Level
 
@@ -67,15 +73,12 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
         f"parameter bytes are requested only when they are needed "
         f"({', '.join(f'{setting} is {value}' for setting, value in values.items())})"
     )
-    remedy = Remedy(
-        cause=limits[0].cause,
-        dialect=ConfigFormat.DEEPSPEED,
-        diff="\n".join(diff_lines),
-        **_GATHERED_AHEAD.seconds(waits * (rank.steps.median_seconds or 0.0)),
-        price=f"up to {human_count(limits[-1].larger)} elements are gathered "
-        f"{'at once' if limits[-1].setting == _MAX_LIVE else 'ahead'}",
-        takes=Pool.DEVICE,
-    )
+    gain = _GATHERED_AHEAD.seconds(waits * (rank.steps.median_seconds or 0.0))
+    remedy = fill_remedy(
+        "larger_prefetch", gain, cause=limits[0].cause, diff="\n".join(diff_lines),
+        count=human_count(limits[-1].larger),
+        when="at once" if limits[-1].setting == _MAX_LIVE else "ahead",
+    )  # fmt: skip
     yield Match(evidence, rank.rank, remedy, waits=Waits(waits, _LATE_GATHERS))
 
 
@@ -144,21 +147,15 @@ def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
     if any(model.get("params_on") == "host" for model in rank.config.models):
         return
     saved = exposed_seconds(rows) / 2  # stage 2 gathers each parameter once a step, stage 3 twice
-    yield Match(
+    evidence = (
         f"gathering parameters waits {human_seconds(exposed_seconds(rows))} per step "
-        f"({human_ratio(share)}); {human_bytes(room_bytes(run, rank))} per rank are free",
-        rank.rank,
-        Remedy(
-            cause="stage 3 gathers parameters for forward and for backward, stage 2 once after the step",
-            dialect=ConfigFormat.DEEPSPEED,
-            # On NCCL the all-reduce of whole buckets would send what the second gather no longer sends
-            diff='- "stage": 3\n+ "stage": 2' + f"\n+ {_TO_EACH_RANK}" * (rank.device_type == "cuda"),
-            **_LOWER_STAGE.seconds(saved),
-            price=f"{human_bytes(extra)} more on each rank",
-            takes=Pool.DEVICE,
-        ),
-        waits=Waits(share, AVOIDABLE),
+        f"({human_ratio(share)}); {human_bytes(room_bytes(run, rank))} per rank are free"
     )
+    # On NCCL the all-reduce of whole buckets would send what the second gather no longer sends
+    bucket_lines = f"\n+ {_TO_EACH_RANK}" * (rank.device_type == "cuda")
+    gain, size = _LOWER_STAGE.seconds(saved), human_bytes(extra)
+    remedy = fill_remedy("stage_2", gain, bucket_lines=bucket_lines, extra=size)
+    yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))
 
 
 # ---- partitions across nodes ------------------------------------------------------------------------
@@ -179,15 +176,10 @@ def zero_plus_plus(run: RunSnapshot) -> Iterable[Match]:
     extra_bytes = rank.unsharded_bytes // gathers.local_ranks
     if room_bytes(run, rank) < _ROOM * extra_bytes or not extra_bytes:
         return
-    remedy = Remedy(
-        cause=gathers.cause,
-        dialect=ConfigFormat.DEEPSPEED,
-        diff=f'+ "zero_hpz_partition_size": {gathers.local_ranks}'
-        + _QUANTIZED * (rank.device_type == "cuda"),
-        **gathers.gain,
-        price=f"{human_bytes(extra_bytes)} more on each rank",
-        takes=Pool.DEVICE,
-    )
+    remedy = fill_remedy(
+        "partition_within_nodes", gathers.gain, cause=gathers.cause, ranks=gathers.local_ranks,
+        quantized_line=_QUANTIZED * (rank.device_type == "cuda"), extra=human_bytes(extra_bytes),
+    )  # fmt: skip
     yield Match(gathers.text, rank.rank, remedy, waits=Waits(gathers.share, AVOIDABLE))
 
 
@@ -217,13 +209,13 @@ def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
         if stage < 3:  # without this, whole buckets are all-reduced there
             diff_lines.append(f"+ {_TO_EACH_RANK}")
         evidence = f"gradients are all-reduced over {rank.world_size} ranks; each updates its own part"
-        remedy = Remedy(
+        remedy = fill_remedy(
+            "reduce_to_each_rank",
             cause="reduce_scatter is off: a reduce-scatter sends half the bytes"
             if is_off
             else "whole buckets are all-reduced; a reduction to each rank sends half the bytes",
-            dialect=ConfigFormat.DEEPSPEED,
             diff="\n".join(diff_lines),
-            effect=f"a rank sends {human_bytes(saved)} less each time that gradients are reduced"
+            saving=f"a rank sends {human_bytes(saved)} less each time that gradients are reduced"
             if saved
             else "half the bytes of the reduction",
             price="more calls, and smaller ones" if stage < 3 else "none",
@@ -264,12 +256,5 @@ def overlap_comm_off(run: RunSnapshot) -> Iterable[Match]:
         f"reducing gradients waits {human_seconds(exposed_seconds(buckets))} per step "
         f"({human_ratio(share)}); overlap_comm is off"
     )
-    remedy = Remedy(
-        cause="buckets are reduced on the stream on which backward computes",
-        dialect=ConfigFormat.DEEPSPEED,
-        diff='- "overlap_comm": false\n+ "overlap_comm": true',
-        **_OVERLAPPED.seconds(hideable),
-        price="a second bucket of reduce_bucket_size elements",
-        takes=Pool.DEVICE,
-    )
+    remedy = fill_remedy("overlap_comm", _OVERLAPPED.seconds(hideable))
     yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))

@@ -9,8 +9,8 @@ from zeromon.memory.spec import ZeroStage
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Framework, Strategy
-from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot, Severity
-from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
+from zeromon.snapshot.finding import ConfigFormat
 from zeromon.snapshot.focus import MIN_STEPS, worst_rank
 from zeromon.snapshot.levels import AVOIDABLE
 
@@ -47,9 +47,8 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
     evidence = (
         f"all-gathers of units on demand wait {human_seconds(late)} per step ({human_ratio(share)})"
     )
-    cause = "no unit's all-gather is under way while another unit computes"
-    price = f"one more unit is gathered at once ({human_bytes(largest)})"
-    remedy = Remedy(cause, form, diff, **_PREFETCHED.seconds(hideable), price=price, takes=Pool.DEVICE)
+    gain, size = _PREFETCHED.seconds(hideable), human_bytes(largest)
+    remedy = common.fill_remedy("prefetch_units", gain, form=form, diff=diff, size=size)
     yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))
 
 
@@ -102,9 +101,8 @@ def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
         f"all-gathers repeated in backward cost {human_seconds(seconds)} per step "
         f"({human_ratio(share)}); {human_bytes(common.room_bytes(run, rank))} per rank are free"
     )
-    cause = f"{_FREES[form]} frees parameters that backward needs soon after"
-    price = f"all parameters stay gathered from forward to backward ({human_bytes(model_bytes)})"
-    remedy = Remedy(cause, form, diff, **gained, price=price, takes=Pool.DEVICE)
+    blanks = {"form": form, "diff": diff, "setting": _FREES[form], "size": human_bytes(model_bytes)}
+    remedy = common.fill_remedy("keep_gathered", gained, **blanks)
     yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))
 
 
@@ -157,18 +155,13 @@ def whole_model_unit(run: RunSnapshot) -> Iterable[Match]:
         if frees < _WORTH_FREEING * rank.memory.unsharded_peak_bytes:
             continue
         form, diff = _WRAPS[model["framework"]]
-        yield Match(
+        evidence = (
             f"one unit of {human_bytes(biggest * itemsize)} is gathered as a whole; the model has "
-            f"{human_count(count)} layers of {human_bytes(largest * itemsize)}",
-            rank.rank,
-            Remedy(
-                cause="only the root is wrapped: nothing is freed before the whole model has computed",
-                dialect=form,
-                diff=diff,
-                frees_bytes=frees,
-                price=f"{human_count(count)} all-gathers where there was one",
-            ),
+            f"{human_count(count)} layers of {human_bytes(largest * itemsize)}"
         )
+        blanks = {"form": form, "diff": diff, "count": human_count(count)}
+        remedy = common.fill_remedy("layers_as_units", {"frees_bytes": frees}, **blanks)
+        yield Match(evidence, rank.rank, remedy)
 
 
 _SHARDED = ("sharded_param", "sharded_grad", "optimizer_state", "master_param")
@@ -188,15 +181,8 @@ def full_shard_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     if common.room_bytes(run, rank) < _ROOM * extra or not extra:
         return
     form, diff = _within_nodes(rank, gathers.nodes, gathers.local_ranks)
-    remedy = Remedy(
-        cause=gathers.cause,
-        dialect=form,
-        diff=diff,
-        **gathers.gain,
-        price=f"{human_bytes(extra)} more on each rank, and an all-reduce of gradients between "
-        "the nodes",
-        takes=Pool.DEVICE,
-    )
+    blanks = {"cause": gathers.cause, "form": form, "diff": diff, "extra": human_bytes(extra)}
+    remedy = common.fill_remedy("shard_within_nodes", gathers.gain, **blanks)
     yield Match(gathers.text, rank.rank, remedy, waits=Waits(gathers.share, AVOIDABLE))
 
 

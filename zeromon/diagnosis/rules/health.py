@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.rules.common import ASYNC_SAVE, OF_ITERABLE, ladder_remedy
+from zeromon.diagnosis.rules.common import OF_ITERABLE, fill_remedy, ladder_remedy
 from zeromon.diagnosis.stalls import find_stalls, severity_of_pause, worst_stall
 from zeromon.diagnosis.stragglers import widest_drift
 from zeromon.fold.summarize import STARTS
@@ -15,7 +15,7 @@ from zeromon.readout.ledger import Checkpoints, checkpoints_of, unsaved_text
 from zeromon.readout.verdict import hang_text, named_ranks
 from zeromon.ring.strategy import Framework
 from zeromon.snapshot import Hang, Pool, RankSnapshot, RiskCause, RunSnapshot, Severity
-from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.finding import Remedy
 from zeromon.snapshot.focus import HOST_OOM, death_cause, first_failed, has_left, roles_of
 from zeromon.snapshot.memory import KILLED_FOR_MEMORY
 from zeromon.snapshot.rank import CTRL_C
@@ -158,15 +158,8 @@ def checkpoint_interval(run: RunSnapshot) -> Iterable[Match]:
 def _save_every(saves: Checkpoints, rank: RankSnapshot, interval: float) -> Remedy:
     steps = round(interval / rank.steps.median_seconds) if rank.steps.median_seconds else None
     condition = f"step % {steps} == 0" if steps else f"seconds since the last save > {interval:.0f}"
-    return Remedy(
-        cause="the interval between checkpoints is far from the square root of 2 x cost of a save x "
-        "time between failures (Young 1974)",
-        dialect=ConfigFormat.PYTHON,
-        diff=f"+ savers = torch.distributed.new_group(backend='gloo')  # once\n"
-        f"+ if {condition}:\n+     {ASYNC_SAVE}",
-        effect="saves and steps taken again together cost least; async_save writes in the background",
-        price="none known" if saves.measured else "the time between failures is an assumption",
-    )
+    price = "none known" if saves.measured else "the time between failures is an assumption"
+    return fill_remedy("save_every", condition=condition, price=price)
 
 
 @rule("ZM002", severity=Severity.CRITICAL)
@@ -188,23 +181,6 @@ def collective_mismatch(run: RunSnapshot) -> Iterable[Match]:
             yield Match(hang_text(run, hang), _blamed_rank(hang), _uneven_batches_remedy(run, hang))
 
 
-_JOINED = (
-    "- for batch in loader:\n"
-    "+ with model.join():  # the DistributedDataParallel module\n"
-    "+     for batch in loader:  # with the body of the loop"
-)
-_FEWEST = (
-    "+ counts = [None] * dist.get_world_size()\n"
-    "+ dist.all_gather_object(counts, len(loader))\n"
-    "- for batch in loader:\n"
-    "+ for batch in itertools.islice(loader, min(counts)):"
-)
-_FEWEST_OF_ITERABLE = (
-    "- for batch in loader:\n"
-    "+ for batch in itertools.islice(loader, fewest):  # the batches of the rank that has the fewest"
-)
-
-
 def _uneven_batches_remedy(run: RunSnapshot, hang: Hang) -> Remedy | None:
     """Returns what lets ranks with unequal numbers of batches end an epoch; None for other causes.
 
@@ -219,17 +195,8 @@ def _uneven_batches_remedy(run: RunSnapshot, hang: Hang) -> Remedy | None:
     calls_own = any(not row.unit for rank in members for row in rank.communication.traffic)
     joins = empty[0].sharding_strategy.framework is Framework.DDP and not calls_own
     is_sized = empty[0].config.loader.get("sampler", OF_ITERABLE) not in ("", OF_ITERABLE)
-    return Remedy(
-        cause=f"{named_ranks([rank.rank for rank in empty])} had fewer batches than the others",
-        dialect=ConfigFormat.DDP if joins else ConfigFormat.PYTHON,
-        diff=_JOINED if joins else _FEWEST if is_sized else _FEWEST_OF_ITERABLE,
-        effect="a rank without batches answers the collectives of the others until all have ended"
-        if joins
-        else "all ranks end the epoch after the same step",
-        price="an epoch lasts as long as its longest shard; no other collective may be in the loop"
-        if joins
-        else "the last batches of the longer shards are left out",
-    )
+    name = "join" if joins else "fewest_batches" if is_sized else "fewest_of_iterable"
+    return fill_remedy(name, ranks=named_ranks([rank.rank for rank in empty]))
 
 
 @rule("ZM016", severity=Severity.CRITICAL)

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from zeromon.base.units import human_ratio, human_seconds
 from zeromon.diagnosis.rule import ANY, Match, Waits, as_number, rule
-from zeromon.diagnosis.rules.common import MIB, MIN_SHARE, REMEDIES, Gain, exposed_seconds, phase_time
+from zeromon.diagnosis.rules.common import MIB, MIN_SHARE, Gain, exposed_seconds, fill_remedy, phase_time
 from zeromon.diagnosis.rules.loop import find_slow_steps, workers_keep_up
 from zeromon.readout.breakdown import PART_NAMES, from_storage, launch_text, load_parts, pace, rank_parts
 from zeromon.ring.codes import Phase
-from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.finding import ConfigFormat, Remedy
 from zeromon.snapshot.focus import MIN_STEPS, worst_rank
 from zeromon.snapshot.levels import AVOIDABLE, CPU_WAIT, DEVICE_IDLE, HOST_BOUND
@@ -92,19 +92,14 @@ def _more_workers(rank: RankSnapshot, ranks: int, waits: float) -> Remedy:
 
     # Workers that read wait for storage; those that compute need a CPU each, beside the rank's
     cpus = count if pressure is None or not pressure.cpus else max(1.0, pressure.cpus / ranks - 1)
-    return Remedy(
-        cause=(
-            "the workers do not keep up" if workers else "the training process makes its batches itself"
-        )
-        + f"; {_faster_batch(rank.training.loading)} helps, too".removeprefix(";  helps, too"),
-        dialect=ConfigFormat.DATA_LOADER,
-        diff=f"- DataLoader(data, num_workers={workers})\n"
-        f"+ DataLoader(data, num_workers={count}, persistent_workers=True)",
-        gain_low_seconds=shares.low * shorter(min(count, cpus)),
-        gain_high_seconds=shares.high * shorter(count),
-        price=f"{count} processes a rank, and their memory",
-        takes=Pool.HOST,
-    )
+    cause = "the workers do not keep up" if workers else "the training process makes its batches itself"
+    if faster := _faster_batch(rank.training.loading):
+        cause += f"; {faster} helps, too"
+    gain = {
+        "gain_low_seconds": shares.low * shorter(min(count, cpus)),
+        "gain_high_seconds": shares.high * shorter(count),
+    }
+    return fill_remedy("more_workers", gain, cause=cause, workers=workers, count=count)
 
 
 def _main_batch_part(loading: LoadingRow | None) -> str:
@@ -198,21 +193,11 @@ def _fewer_threads(rank: RankSnapshot, ranks: int, cpus: float) -> Remedy | None
     if not fewer and rank.config.process.get("threads", 0) <= threads:
         return None
     form, diff = _limited_threads(rank, threads)
-    return Remedy(
-        cause=f"{ranks * (workers + 1)} processes of this run, the threads of each, and whatever "
-        "else runs on this host share its CPUs",
-        dialect=ConfigFormat.DATA_LOADER if fewer else form,
-        diff=f"- DataLoader(data, num_workers={workers})\n"
-        f"+ DataLoader(data, num_workers={fewer_workers})"
-        if fewer
-        else diff,
-        gain_low_seconds=0.0,
-        gain_high_seconds=_cpu_wait(rank) * (rank.steps.median_seconds or 0.0),
-        effect="top shows what else uses the CPUs",
-        price="fewer batches are prepared ahead"
-        if fewer
-        else "a rank uses fewer threads for an operator",
-    )
+    gain = Gain(0.0, _cpu_wait(rank)).seconds(rank.steps.median_seconds or 0.0)
+    return fill_remedy(
+        "fewer_workers" if fewer else "fewer_threads", gain, processes=ranks * (workers + 1),
+        workers=workers, fewer=fewer_workers, form=form, diff=diff,
+    )  # fmt: skip
 
 
 def _limited_threads(rank: RankSnapshot, threads: int) -> tuple[ConfigFormat, str]:
@@ -258,7 +243,7 @@ def slow_link(run: RunSnapshot) -> Iterable[Match]:
                 f"the fastest large collective reaches {human_ratio(best_rate / peak)} of "
                 f"{kind}; {human_ratio(share)} of a step waits for them"
             )
-            yield Match(evidence, rank.rank, REMEDIES["name_the_path"], waits=Waits(share, AVOIDABLE))
+            yield Match(evidence, rank.rank, fill_remedy("name_the_path"), waits=Waits(share, AVOIDABLE))
 
 
 _WHY_IDLE = {
@@ -287,7 +272,7 @@ def launch_bound(run: RunSnapshot) -> Iterable[Match]:
             f"({human_seconds(pacing.starved_seconds)}); the device ends each phase right behind it; "
             f"to enqueue takes {launch_text(pacing.launch_seconds)}{used}"
         )
-        yield Match(evidence, blamed, REMEDIES["enqueue_less"], waits=Waits(share, AVOIDABLE, blamed))
+        yield Match(evidence, blamed, fill_remedy("enqueue_less"), waits=Waits(share, AVOIDABLE, blamed))
 
 
 def _why_few_kernels(rank: RankSnapshot) -> str:

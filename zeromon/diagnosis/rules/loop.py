@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, lacks_cpus, rule
-from zeromon.diagnosis.rules.common import ASYNC_SAVE, Gain
+from zeromon.diagnosis.rules.common import Gain, fill_remedy
 from zeromon.readout.breakdown import PART_NAMES, rank_parts, step_parts
 from zeromon.readout.text import busiest_line
 from zeromon.ring.codes import Phase
-from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot, StepSummary
-from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot import RankSnapshot, RunSnapshot, StepSummary
+from zeromon.snapshot.finding import Remedy
 from zeromon.snapshot.focus import MIN_STEPS
 from zeromon.snapshot.levels import AVOIDABLE, DEVICE_IDLE, LATE, OWN_CODE, Severity
 from zeromon.snapshot.step import settled_steps
@@ -77,16 +77,11 @@ def garbage_collection(run: RunSnapshot) -> Iterable[Match]:
         f"({human_ratio(together / step_seconds)}) on all ranks; it stops the training thread in "
         f"{len(pauses)} of the last {len(steps)} steps, for up to {human_seconds(max(pauses) / 1e9)}"
     )
-    remedy = Remedy(
-        cause="many objects live, and ranks that collect at different steps wait for each other",
-        dialect=ConfigFormat.PYTHON,
-        diff="+ gc.collect(); gc.freeze(); gc.disable()  # before the loop\n"
-        f"+ if step % {_EVERY} == 0: gc.collect(1)  # in the loop, at the same step of all ranks",
-        gain_low_seconds=_TOGETHER.low * rank_mean,
-        gain_high_seconds=_TOGETHER.high * together,
-        price="memory of reference cycles is freed later",
-        takes=Pool.HOST,
-    )
+    gain = {
+        "gain_low_seconds": _TOGETHER.low * rank_mean,
+        "gain_high_seconds": _TOGETHER.high * together,
+    }
+    remedy = fill_remedy("collect_together", gain, every=_EVERY)
     yield Match(evidence, rank.rank, remedy, waits=Waits(together / step_seconds, AVOIDABLE))
 
 
@@ -120,10 +115,8 @@ def recompilations(run: RunSnapshot) -> Iterable[Match]:
         f"{len(compiled)} of the last {len(steps)} steps recompiled: "
         f"{human_seconds(costs[rank.rank])} per step ({human_ratio(share)}){reason}"
     )
-    cause = "a graph is compiled for each new shape or number that it was specialized for"
-    diff = _dynamic_diff(reasons)
-    price = "a kernel for all shapes may be slower than one for each"
-    remedy = Remedy(cause, ConfigFormat.PYTHON, diff, **_STATIC.seconds(costs[rank.rank]), price=price)
+    gain = _STATIC.seconds(costs[rank.rank])
+    remedy = fill_remedy("mark_dynamic", gain, diff=_dynamic_diff(reasons))
     yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))
 
 
@@ -320,16 +313,11 @@ def _persistent_workers(rank: RankSnapshot, slow: Slow) -> Remedy | None:
     ):
         return None
     count = len(_later_steps(rank))
-    return Remedy(
-        cause="each epoch starts its workers again, which import and open everything",
-        dialect=ConfigFormat.DATA_LOADER,
-        diff=f"- DataLoader(data, num_workers={workers})\n"
-        f"+ DataLoader(data, num_workers={workers}, persistent_workers=True)",
-        gain_low_seconds=_PERSISTENT * slow.of_cause_seconds / count,
-        gain_high_seconds=slow.lost_seconds / count,  # with the end of the workers of the last epoch
-        price="the workers keep their memory between epochs",
-        takes=Pool.HOST,
-    )
+    gain = {
+        "gain_low_seconds": _PERSISTENT * slow.of_cause_seconds / count,
+        "gain_high_seconds": slow.lost_seconds / count,  # with the end of the workers of the last epoch
+    }
+    return fill_remedy("persistent_workers", gain, workers=workers)
 
 
 def _in_background(rank: RankSnapshot, slow: Slow) -> Remedy | None:
@@ -342,17 +330,8 @@ def _in_background(rank: RankSnapshot, slow: Slow) -> Remedy | None:
     nbytes = round(sum(row.nbytes for row in saves) / max(1, rank.ledger.checkpoints))
     size = f" ({human_bytes(nbytes)} on this rank)" if nbytes else ""
     wait = slow.of_cause_seconds / len(_later_steps(rank))
-    return Remedy(
-        cause="the training thread writes each checkpoint itself",
-        dialect=ConfigFormat.PYTHON,
-        diff="+ savers = torch.distributed.new_group(backend='gloo')  # once\n"
-        f"- torch.save(state, path)  # or dcp.save\n+ {ASYNC_SAVE}  # on all ranks",
-        gain_low_seconds=0.0 if lacks_cpus(rank) else _WRITING.low * wait,
-        gain_high_seconds=_WRITING.high * wait,
-        price=f"host memory for a copy of the state{size}, and a CPU that training does not need; wait "
-        "for the result before the next save",
-        takes=Pool.HOST,
-    )
+    gain = Gain(0.0 if lacks_cpus(rank) else _WRITING.low, _WRITING.high).seconds(wait)
+    return fill_remedy("save_in_background", gain, size=size)
 
 
 @rule("ZM609")

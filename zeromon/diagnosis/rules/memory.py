@@ -5,14 +5,14 @@ from collections.abc import Iterable
 
 from zeromon.base.units import human_bytes, human_count
 from zeromon.diagnosis.rule import Match, rule, setting_of
-from zeromon.diagnosis.rules.common import REMEDIES, ladder_remedy, next_stage
+from zeromon.diagnosis.rules.common import fill_remedy, ladder_remedy, next_stage
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import RECOMPUTED
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.breakdown import workers_text
 from zeromon.readout.verdict import risk_text
 from zeromon.snapshot import Pool, RankSnapshot, RiskCause, RunSnapshot, Severity
-from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.finding import Remedy
 from zeromon.snapshot.host import WorkerMemory
 from zeromon.snapshot.levels import OOM
 from zeromon.snapshot.memory import Risk
@@ -44,7 +44,7 @@ def oom_risk(run: RunSnapshot) -> Iterable[Match]:
             )
             remedy = _oom_ladder(run, rank, risk)
             if risk.cause == RiskCause.GROWTH:
-                remedy = REMEDIES["destroy" if engines else "keep_less"]
+                remedy = fill_remedy("destroy" if engines else "keep_less")
             evidence = risk_text(risk, rank) + (engine_note or _what_else_grows(risk, rank))
             yield Match(evidence, rank.rank, remedy, severity)
 
@@ -107,7 +107,7 @@ def workers_grow(run: RunSnapshot) -> Iterable[Match]:
         f"{workers_text(growing[rank.rank])}{full}",
         rank.rank,
         # Spawned workers share no pages with the rank, so copy-on-write is not their cause
-        REMEDIES["share_samples"] if growing[rank.rank].forked else None,
+        fill_remedy("share_samples") if growing[rank.rank].forked else None,
         Severity.WARNING if is_soon else Severity.INFO,
     )
 
@@ -170,18 +170,15 @@ def stage_too_low(run: RunSnapshot) -> Iterable[Match]:
             continue
         roles = ", ".join(role.replace("_", " ") for role in step.roles)
         placement = "stay on the device" if step.moves else f"are on every one of {ranks} ranks"
-        yield Match(
-            f"{risk.pool} memory is nearly full; {human_bytes(nbytes)} of it ({roles}) {placement}",
-            rank.rank,
-            Remedy(
-                cause=f"{rank.strategy} does not {'offload' if step.moves else 'divide'} them",
-                dialect=step.form,
-                diff=step.diff,
-                frees_bytes=frees,
-                price=step.cost,
-                takes=Pool.HOST if step.moves else None,
-            ),
+        evidence = (
+            f"{risk.pool} memory is nearly full; {human_bytes(nbytes)} of it ({roles}) {placement}"
         )
+        remedy = fill_remedy(
+            "next_stage", {"frees_bytes": frees, "takes": Pool.HOST if step.moves else None},
+            strategy=rank.strategy, verb="offload" if step.moves else "divide", form=step.form,
+            diff=step.diff, price=step.cost,
+        )  # fmt: skip
+        yield Match(evidence, rank.rank, remedy)
 
 
 _MOSTLY_ACTIVATIONS = 0.4
@@ -204,19 +201,8 @@ def activations_dominate(run: RunSnapshot) -> Iterable[Match]:
             f"{human_bytes(risk.capacity_bytes)}"
             + ("; activation checkpointing is on already" if recomputes else "")
         )
-        yield Match(evidence, rank.rank, None if recomputes else _recompute_remedy(nbytes))
-
-
-def _recompute_remedy(nbytes: float) -> Remedy:
-    """Recomputes the activations, of which *nbytes* bytes are kept."""
-    return Remedy(
-        cause="every layer's activations are kept for backward",
-        dialect=ConfigFormat.PYTHON,
-        diff="+ for layer in model.layers:\n"
-        "+     apply_activation_checkpointing(layer)  # or gradient_checkpointing_enable()",
-        frees_bytes=int(RECOMPUTED * nbytes),
-        price="about a third more compute: forward is done twice (Korthikanti et al. 2022)",
-    )
+        remedy = fill_remedy("recompute", {"frees_bytes": int(RECOMPUTED * nbytes)})
+        yield Match(evidence, rank.rank, None if recomputes else remedy)
 
 
 _USABLE_SLACK = 0.5
@@ -231,18 +217,13 @@ def fragmentation(run: RunSnapshot) -> Iterable[Match]:
         if memory is None or all(risk.cause != RiskCause.FRAGMENTATION for risk in rank.memory.risks):
             continue
         slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
-        yield Match(
+        evidence = (
             f"{human_bytes(slack)} are reserved and not allocated; {human_count(memory.retries)} "
-            "allocations had to be retried",
-            rank.rank,
-            Remedy(
-                cause="blocks of changing sizes leave gaps that no allocation fits into",
-                dialect=ConfigFormat.ENVIRONMENT,
-                diff=_expandable_segments(rank),
-                frees_bytes=int(_USABLE_SLACK * slack),
-                price="none known on Linux; not with CUDA IPC of tensors",
-            ),
+            "allocations had to be retried"
         )
+        frees = {"frees_bytes": int(_USABLE_SLACK * slack)}
+        remedy = fill_remedy("expand_segments", frees, diff=_expandable_segments(rank))
+        yield Match(evidence, rank.rank, remedy)
     # Last: only the first match is reported, and what is measured must not wait for a setting
     for rank in run.ranks:
         if rank.memory.device is not None and _has_scattered_gradients(rank):
@@ -261,11 +242,7 @@ def _scattered_gradients(rank: RankSnapshot) -> Match:
         f"contiguous_gradients is off at stage {rank.sharding_strategy.stage}: gradients stay where "
         "backward allocates them"
     )
-    cause = "gradients between activations leave gaps when the activations are freed"
-    diff = '- "contiguous_gradients": false\n+ "contiguous_gradients": true'
-    price = "a copy of each gradient into its bucket"
-    remedy = Remedy(cause, ConfigFormat.DEEPSPEED, diff, effect="less fragmentation", price=price)
-    return Match(evidence, rank.rank, remedy, Severity.INFO)
+    return Match(evidence, rank.rank, fill_remedy("contiguous_gradients"), Severity.INFO)
 
 
 def _expandable_segments(rank: RankSnapshot) -> str:
@@ -309,15 +286,7 @@ def _loaded_by_all(run: RunSnapshot) -> Iterable[Match]:
         f"each of {len(loads)} ranks loaded the same checkpoint of {human_bytes(nbytes)} whole; "
         f"{human_bytes(nbytes * len(loads))} of this node's memory, where all load at once",
         rank.rank,
-        Remedy(
-            cause="torch.load reads the file into the memory of every rank, which keeps a shard of it",
-            dialect=ConfigFormat.PYTHON,
-            diff='- torch.load(path)\n+ torch.load(path, mmap=True, map_location="cpu")',
-            frees_bytes=nbytes,
-            effect="the ranks share the pages of the file; or load a sharded checkpoint "
-            "(torch.distributed.checkpoint)",
-            price="none",
-        ),
+        fill_remedy("map_the_file", {"frees_bytes": nbytes}),
     )
 
 
@@ -330,17 +299,11 @@ def whole_model_on_every_rank(run: RunSnapshot) -> Iterable[Match]:
         if built < _MUCH or rank.world_size < 2:
             continue
         rank_count = len(run.ranks)
+        frees = {"frees_bytes": built * (rank.world_size - 1) // rank.world_size}
         yield Match(
             f"each rank built {human_bytes(built)} of parameters before stage 3 divided them; "
             f"{human_bytes(built * rank_count)} on this node",
             rank.rank,
-            Remedy(
-                cause="the model was not made within deepspeed.zero.Init",
-                dialect=ConfigFormat.PYTHON,
-                diff="+ with deepspeed.zero.Init():  # with accelerate zero3_init_flag: true\n"
-                "+     model = build()",
-                frees_bytes=built * (rank.world_size - 1) // rank.world_size,
-                price="none; code that reads parameters outside of forward needs GatheredParameters",
-            ),
+            fill_remedy("build_divided", frees),
         )
         return

@@ -6,7 +6,6 @@ of its cgroup.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from zeromon.base.units import human_bytes, human_rate, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, as_number, rule, setting_of
@@ -17,7 +16,7 @@ from zeromon.ring.codes import Phase
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Framework, deepspeed_strategy
 from zeromon.snapshot import Pool, RankSnapshot, RunSnapshot, Severity
-from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.finding import Remedy
 from zeromon.snapshot.focus import SETTLED_STEPS, is_running_out, worst_rank
 from zeromon.snapshot.levels import BLOCKED, Level
 from zeromon.snapshot.memory import TransferRow
@@ -58,7 +57,12 @@ def offload_waits(run: RunSnapshot) -> Iterable[Match]:
         f"{human_ratio(share)} of a step waits for offloaded state to move; most for "
         f"{transfer.path}, at {rate}{_compare_with_peak(run, rank, transfer)}"
     )
-    remedy = _disk_remedy(run, rank, transfer, waits) if disk else _within_host(waits)
+    # Of a rank on a device, waits for copies between host and device are not known
+    remedy = (
+        _disk_remedy(run, rank, transfer, waits)
+        if disk
+        else common.fill_remedy("no_offload", _NOT_COPIED.seconds(waits))
+    )
     yield Match(evidence, rank.rank, remedy, waits=Waits(share, BLOCKED, rank.rank))
 
 
@@ -160,15 +164,8 @@ def _more_requests(rank: RankSnapshot, cause: str, gain: common.Gain, waits: flo
     """Settings that give the disk more requests at once; *gain*: shares of the time *waits*."""
     old, new = common.raised_settings(rank, _AIO)
     diff = f'- "aio": {{{old}}}\n+ "aio": {{{new}}}' + _pipeline_lines(rank)
-    return Remedy(
-        cause=cause,
-        dialect=ConfigFormat.DEEPSPEED,
-        diff=diff if new else '+ "aio": {...}  # as ds_nvme_tune measures it on this disk',
-        **gain.seconds(waits),
-        effect="ds_nvme_tune finds the best of this machine's disk",
-        price="CPU threads, and pinned memory for the requests in flight",
-        takes=Pool.HOST,
-    )
+    diff = diff if new else '+ "aio": {...}  # as ds_nvme_tune measures it on this disk'
+    return common.fill_remedy("more_requests", gain.seconds(waits), cause=cause, diff=diff)
 
 
 def _pipeline_lines(rank: RankSnapshot) -> str:
@@ -196,36 +193,21 @@ def _fewer_bytes(run: RunSnapshot, rank: RankSnapshot, cause: str, waits: float)
             row.disk_bytes for r in run.ranks for row in r.memory.roles if row.role in roles
         )
         if 0 < 1.2 * disk_bytes < headroom:
-            return Remedy(
-                cause=cause,
-                dialect=ConfigFormat.DEEPSPEED,
-                diff=f'- "{key}": {{"device": "nvme"}}\n+ "{key}": {{"device": "cpu"}}',
-                **_OFF_THE_DISK.seconds(waits),
-                price=f"{human_bytes(disk_bytes)} of the {human_bytes(headroom)} that the host has left",
-                takes=Pool.HOST,
-            )
+            return common.fill_remedy(
+                "off_the_disk", _OFF_THE_DISK.seconds(waits), cause=cause, key=key,
+                size=human_bytes(disk_bytes), headroom=human_bytes(headroom),
+            )  # fmt: skip
     return _less_often(rank, cause)
 
 
 def _less_often(rank: RankSnapshot, cause: str) -> Remedy:
     """Accumulates more micro-steps: the optimizer's bytes move once a step, whatever its batch."""
     micro = as_number(setting_of(rank, "gradient_accumulation_steps")) or 1
-    diff = (
-        f'- "gradient_accumulation_steps": {micro:.0f}\n+ "gradient_accumulation_steps": {2 * micro:.0f}'
-    )
-    effect = "each transfer of the optimizer's state serves twice as many samples"
-    price = "a batch twice as large, which may need another learning rate"
-    return Remedy(cause, ConfigFormat.DEEPSPEED, diff, effect=effect, price=price)
+    steps, doubled = f"{micro:.0f}", f"{2 * micro:.0f}"
+    return common.fill_remedy("accumulate_more", cause=cause, steps=steps, doubled=doubled)
 
 
 # ---- host -----------------------------------------------------------------------------------------
-
-
-def _within_host(waits: float) -> Remedy:
-    """Ends the offload of a rank on the CPU, the only kind whose waits for copies are known."""
-    cause = "the device is the host: offloading copies within the same memory"
-    diff = '- "offload_optimizer": {"device": "cpu"}\n- "offload_param": {"device": "cpu"}'
-    return Remedy(cause, ConfigFormat.DEEPSPEED, diff, **_NOT_COPIED.seconds(waits), price="none")
 
 
 @rule("ZM106", once=True)
@@ -238,18 +220,13 @@ def no_effect(run: RunSnapshot) -> Iterable[Match]:
             if setting_of(rank, f"{key}.device") != "cpu" or path in ("", "null", "None", "none"):
                 continue
             size = sum(row.host_bytes for row in rank.memory.roles if row.role in dict(_PARTS)[key])
+            frees = f"frees {human_bytes(size)} of host memory"
             yield Match(
                 f"{key} keeps {human_bytes(size)} in the host's memory; its nvme_path {path} has no "
                 "effect",
                 rank.rank,
-                Remedy(
-                    cause=f"the device of {key} is cpu",
-                    dialect=ConfigFormat.DEEPSPEED,
-                    diff=f'- "{key}": {{"device": "cpu"}}\n+ "{key}": {{"device": "nvme"}}',
-                    effect=f"frees {human_bytes(size)} of host memory"
-                    if size
-                    else "uses the disk, as nvme_path asks",
-                    price="states are read from the disk and written to it each step",
+                common.fill_remedy(
+                    "use_the_path", key=key, effect=frees if size else "uses the disk, as nvme_path asks"
                 ),
             )
 
@@ -271,16 +248,10 @@ def pinned_memory_off(run: RunSnapshot) -> Iterable[Match]:
         pageable = sum(row.host_bytes - row.pinned_bytes for row in rank.memory.roles)
         note = f"; {link.removesuffix(' can do')} takes {human_rate(rate)}" if rate else ""
         evidence = f"{human_bytes(moved)} per step go one way to or from pageable memory{note}"
-        remedy = Remedy(
-            cause="the driver copies from pageable memory through a buffer of its own, and the "
-            "caller waits for it",
-            dialect=ConfigFormat.DEEPSPEED,
+        remedy = common.fill_remedy(
+            "pin_memory",
             diff="\n".join(f'  "{key}":\n- "pin_memory": false\n+ "pin_memory": true' for key in keys),
-            effect="copies run beside computation, at the rate of the link",
-            price=f"{human_bytes(pageable)} of pinned host memory"
-            if pageable > 0
-            else "pinned host memory",
-            takes=Pool.HOST,
+            size=f"{human_bytes(pageable)} of " if pageable > 0 else "",
         )
         yield Match(evidence, rank.rank, remedy)
 
@@ -335,7 +306,6 @@ def _host_room_bytes(run: RunSnapshot) -> int:
 
 def _off_the_host(rank: RankSnapshot) -> Remedy | None:
     """Moves state to the disk or the device, or divides it among ranks; None where nothing is left."""
-    cause = "parameters, optimizer state and sharding buffers all stay on the host"
     model = rank.config.planned or (rank.config.models[0] if rank.config.models else ModelMetadata())
     stage, offloads = model.get("stage"), model.get("optimizer_on") == "host"
     strategy = rank.sharding_strategy
@@ -352,26 +322,15 @@ def _off_the_host(rank: RankSnapshot) -> Remedy | None:
             diff = '- "offload_param": {"device": "cpu"}\n'
             diff += '+ "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}'
             leaves = "parameters"
-        effect = f"{leaves} leave the host"
-        price = "the disk's speed in every step; more nodes divide them, too"
-        return Remedy(cause, ConfigFormat.DEEPSPEED, diff, effect=effect, price=price)
+        return common.fill_remedy("to_the_disk", diff=diff, what=leaves)
     if offloads:
         is_fsdp1 = strategy.framework is Framework.FSDP1
-        return Remedy(
-            cause=cause,
-            dialect=ConfigFormat.FSDP1 if is_fsdp1 else ConfigFormat.FSDP2,
-            diff="- FullyShardedDataParallel(model, cpu_offload=CPUOffload(offload_params=True))\n"
-            "+ FullyShardedDataParallel(model)"
-            if is_fsdp1
-            else "- fully_shard(model, offload_policy=CPUOffloadPolicy())\n+ fully_shard(model)",
-            effect="shards, gradients and optimizer state leave the host",
-            price="as much of the devices; more of them divide it",
-        )
+        return common.fill_remedy("to_the_device_fsdp1" if is_fsdp1 else "to_the_device_fsdp2")
     step = common.next_stage(strategy)
     if step is None or rank.world_size < 2:
         return None
-    effect = f"each of {rank.world_size} ranks keeps a part of what every rank keeps now"
-    return Remedy(cause, step.form, step.diff, effect=effect, price=step.cost)
+    blanks = {"form": step.form, "diff": step.diff, "ranks": rank.world_size, "price": step.cost}
+    return common.fill_remedy("divide_host_state", **blanks)
 
 
 # ---- the optimizer on the host ----------------------------------------------------------------------
@@ -400,7 +359,7 @@ def cpu_optimizer_slow(run: RunSnapshot) -> Iterable[Match]:
     yield Match(
         f"the optimizer on the host takes {human_seconds(seconds)} per step ({human_ratio(share)})",
         rank.rank,
-        _part_on_device(seconds, state_bytes)
+        _off_the_cpu("part_on_device", _PART_ON_DEVICE, seconds, _MOVED * state_bytes)
         if rank.sharding_strategy.stage == 3
         else _less_often(rank, _UPDATES),
         waits=Waits(share, _HOST_OPTIMIZER, rank.rank),
@@ -413,21 +372,12 @@ def offload_without_need(run: RunSnapshot) -> Iterable[Match]:
     rank, (seconds, share), state_bytes = _host_optimizer(run)
     if rank is None or not _fits_on_device(run, rank, state_bytes):
         return
-    diff = '- "offload_optimizer": {"device": "cpu"}'
     evidence = (
         f"the optimizer on the host takes {human_seconds(seconds)} per step ({human_ratio(share)})"
         f"; the device has room for its {human_bytes(state_bytes)}"
     )
-    yield Match(evidence, rank.rank, _off_the_cpu(diff, _ALL_ON_DEVICE, seconds, state_bytes))
-
-
-def _part_on_device(seconds: float, state_bytes: int) -> Remedy:
-    """Leaves a part of the *state_bytes* of state on the device, or hides their update: at stage 3."""
-    diff = '+ "offload_optimizer": {"device": "cpu", "ratio": 0.7}  # the rest on the device'
-    return replace(
-        _off_the_cpu(diff, _PART_ON_DEVICE, seconds, _MOVED * state_bytes),
-        effect="instead, SuperOffload (super_offload) updates while the device computes the next batch",
-    )
+    remedy = _off_the_cpu("optimizer_on_device", _ALL_ON_DEVICE, seconds, state_bytes)
+    yield Match(evidence, rank.rank, remedy)
 
 
 def _host_optimizer(run: RunSnapshot) -> tuple[RankSnapshot | None, common.PhaseTime, int]:
@@ -447,8 +397,5 @@ def _fits_on_device(run: RunSnapshot, rank: RankSnapshot, state_bytes: int) -> b
     return rank.memory.device is not None and common.room_bytes(run, rank) > _MARGIN * state_bytes > 0
 
 
-def _off_the_cpu(diff: str, gain: common.Gain, seconds: float, nbytes: float) -> Remedy:
-    price = f"{human_bytes(nbytes)} on the device"
-    return Remedy(
-        _UPDATES, ConfigFormat.DEEPSPEED, diff, **gain.seconds(seconds), price=price, takes=Pool.DEVICE
-    )
+def _off_the_cpu(name: str, gain: common.Gain, seconds: float, nbytes: float) -> Remedy:
+    return common.fill_remedy(name, gain.seconds(seconds), size=human_bytes(nbytes))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from zeromon.base.units import human_ratio
 from zeromon.diagnosis.rule import Match, as_number, rule, setting_of
-from zeromon.diagnosis.rules.common import MIN_SHARE
+from zeromon.diagnosis.rules.common import MIN_SHARE, fill_remedy
 from zeromon.ring.strategy import Framework
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.finding import ConfigFormat, Remedy
@@ -53,25 +53,12 @@ def _lower_scale(rank: RankSnapshot, scale: float | None, skipped: int) -> Remed
     """Begins where the scale has come to, or leaves fp16."""
     hysteresis = as_number(setting_of(rank, "fp16.hysteresis"))
     if hysteresis is not None and hysteresis < 1:
-        return Remedy(
-            cause="DeepSpeed halves the scale when the hysteresis has been counted down to 1; this one "
-            "begins below 1, so the scale is never halved",
-            dialect=ConfigFormat.DEEPSPEED,
-            diff=f'- "hysteresis": {hysteresis:g}\n+ "hysteresis": {_USUAL_HYSTERESIS}',
-            effect="the scale comes down, and steps are applied again",
-            price="none",
-        )
+        return fill_remedy("usual_hysteresis", hysteresis=f"{hysteresis:g}", usual=_USUAL_HYSTERESIS)
     power = max(0, int(math.log2(scale))) if scale and scale >= 1 else 12
     initial_power = as_number(setting_of(rank, "fp16.initial_scale_power"))
     lower = f'+ "fp16": {{"initial_scale_power": {power}}}\n  or, where the device has it:\n'
-    return Remedy(
-        cause="gradients times the loss scale do not fit into fp16",
-        dialect=ConfigFormat.DEEPSPEED,
-        diff=(lower if initial_power is None or power < initial_power else "")
-        + '- "fp16": {"enabled": true}\n+ "bf16": {"enabled": true}',
-        effect=f"the {skipped} steps are not lost{_of_the_norm(rank)}",
-        price="none; bf16 has fewer bits of mantissa and needs no scale",
-    )
+    lower = lower if initial_power is None or power < initial_power else ""
+    return fill_remedy("lower_scale", lower=lower, skipped=skipped, advice=_of_the_norm(rank))
 
 
 def _of_the_norm(rank: RankSnapshot) -> str:
@@ -130,20 +117,21 @@ def _scale_tried_often(rank: RankSnapshot) -> Match | None:
         return None
     share, per_try = tries.lost / tries.steps, tries.lost / tries.times
     window, longer = setting_of(rank, "fp16.loss_scale_window"), _USUAL_WINDOW
-    diff = f'- "loss_scale_window": {window}\n+ "loss_scale_window": {longer}'
+    hysteresis_lines = ""
     if per_try > _USUAL_HYSTERESIS:
-        diff += f'\n- "hysteresis": {per_try:.0f}\n+ "hysteresis": {_USUAL_HYSTERESIS}'
+        hysteresis_lines = f'\n- "hysteresis": {per_try:.0f}\n+ "hysteresis": {_USUAL_HYSTERESIS}'
     remaining = min(per_try, _USUAL_HYSTERESIS)
+    later_share = human_ratio(remaining / (longer + 1 + remaining))
     return Match(
         f"{human_ratio(share)} of the steps are skipped: the loss scale doubles until it overflows; "
         f"{tries.times} times in {tries.steps} steps, {per_try:.2g} skipped each time",
         severity=Severity.WARNING if share >= MIN_SHARE else None,
-        remedy=Remedy(
-            cause=f"DeepSpeed doubles the scale after every {window} steps without an overflow",
-            dialect=ConfigFormat.DEEPSPEED,
-            diff=diff,
-            effect=f"{human_ratio(remaining / (longer + 1 + remaining))} of the steps are skipped",
-            price=f"a scale that one bad batch has halved is doubled again only after {longer} steps",
+        remedy=fill_remedy(
+            "longer_window",
+            window=window,
+            longer=longer,
+            share=later_share,
+            hysteresis_lines=hysteresis_lines,
         ),
     )
 
@@ -163,13 +151,7 @@ def _scale_began_high(rank: RankSnapshot) -> Match | None:
     return Match(
         f"the first {lost} steps were skipped; then the loss scale had come down from 2^{power:g} "
         f"to 2^{settled_power}",
-        remedy=Remedy(
-            cause="the initial scale is too large for these gradients",
-            dialect=ConfigFormat.DEEPSPEED,
-            diff=f'- "initial_scale_power": {power:g}\n+ "initial_scale_power": {settled_power}',
-            effect=f"the next run does not lose {lost} steps",
-            price="none",
-        ),
+        remedy=fill_remedy("lower_initial_scale", power=f"{power:g}", settled=settled_power, lost=lost),
     )
 
 
@@ -187,29 +169,11 @@ def half_precision_unused(run: RunSnapshot) -> Iterable[Match]:
             continue
         if rank.config.process.get("autocast"):
             continue
-        form, diff, effect = _half_precision(rank)
-        cause = "no mixed precision is configured, and autocast was not on when forward began"
-        remedy = Remedy(cause, form, diff, effect=effect, price="fewer bits of mantissa: check the loss")
+        strategy, change = rank.sharding_strategy, "half_precision"
+        if strategy.is_deepspeed or strategy.framework in (Framework.FSDP1, Framework.FSDP2):
+            change += f"_{strategy.framework}"
+        remedy = fill_remedy(change, device=rank.device_type)
         yield Match(f"the model computes in fp32 on {name}, which has bf16", rank.rank, remedy)
-
-
-def _half_precision(rank: RankSnapshot) -> tuple[ConfigFormat, str, str]:
-    """The configuration format, the diff and the effect of computing in bf16."""
-    strategy = rank.sharding_strategy
-    smaller = "half the bytes of gathers and activations, and matrix products on tensor cores"
-    if strategy.is_deepspeed:
-        return ConfigFormat.DEEPSPEED, '+ "bf16": {"enabled": true}', smaller
-    if strategy.framework is Framework.FSDP1:
-        policy = "mixed_precision=MixedPrecision(param_dtype=torch.bfloat16)"
-        return ConfigFormat.FSDP1, f"+ FullyShardedDataParallel(model, {policy})", smaller
-    if strategy.framework is Framework.FSDP2:
-        policy = "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)"
-        return ConfigFormat.FSDP2, f"+ fully_shard(model, {policy})", smaller
-    return (
-        ConfigFormat.PYTHON,
-        f'+ with torch.autocast("{rank.device_type}", dtype=torch.bfloat16):\n      loss = model(batch)',
-        "smaller activations, and matrix products on tensor cores",
-    )
 
 
 @rule("ZM406", severity=Severity.WARNING, once=True)
@@ -224,11 +188,7 @@ def bf16_emulated(run: RunSnapshot) -> Iterable[Match]:
             continue
         form, diff = _diff_to_fp16(rank, autocast=autocast)
         evidence = f"bf16 is emulated on {name}; its compute capability is below 8.0"
-        cause = "torch emulates bf16 there, through fp32"
-        effect = "matrix products on the tensor cores, where the device has some"
-        price = "a loss scale, and steps that overflow are skipped"
-        remedy = Remedy(cause, form, diff, effect=effect, price=price)
-        yield Match(evidence, rank.rank, remedy)
+        yield Match(evidence, rank.rank, fill_remedy("fp16_for_bf16", form=form, diff=diff))
 
 
 def _diff_to_fp16(rank: RankSnapshot, *, autocast: bool) -> tuple[ConfigFormat, str]:

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from zeromon.base.units import counted, human_count
 from zeromon.diagnosis.rule import Match, as_number, rule, setting_of
-from zeromon.diagnosis.rules.common import AVERAGED, DIFFS, OF_ITERABLE
+from zeromon.diagnosis.rules.common import AVERAGED, DIFFS, OF_ITERABLE, fill_remedy
 from zeromon.ring.codes import Scalar
 from zeromon.ring.strategy import Dim, Framework, dim_by_name
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity, StepSummary
-from zeromon.snapshot.finding import ConfigFormat, Remedy
+from zeromon.snapshot.finding import Remedy
 from zeromon.snapshot.focus import MIN_STEPS
 from zeromon.snapshot.levels import NORM_SPIKE, NORM_SPIKE_RATIO
 from zeromon.snapshot.step import ScalarRow
@@ -67,7 +67,6 @@ def _where_first(
 
 _PAST = 64
 """So many norms before a step are its past."""
-_USUAL_CLIPPING = 1.0
 
 
 class _Spike(NamedTuple):
@@ -123,29 +122,12 @@ def grad_norm_spikes(run: RunSnapshot) -> Iterable[Match]:
 def _calmer_remedy(rank: RankSnapshot, limit: float | None, median: float) -> Remedy:
     """Clips gradients; where they are clipped already, takes smaller steps."""
     rate = _scalar_row(rank, Scalar.LEARNING_RATE.label)
-    lower = "a lower learning rate, or a longer warm-up, removes spikes that clipping only limits"
     if limit is None:
-        deepspeed = rank.sharding_strategy.is_deepspeed
-        return Remedy(
-            cause="a step with a large gradient is applied unclipped, and moves the parameters and the "
-            "moments of the optimizer far",
-            dialect=ConfigFormat.DEEPSPEED if deepspeed else ConfigFormat.PYTHON,
-            diff=f'+ "gradient_clipping": {_USUAL_CLIPPING}'
-            if deepspeed
-            else f"+ torch.nn.utils.clip_grad_norm_(model.parameters(), {_USUAL_CLIPPING})",
-            effect=f"a spike moves the parameters no further than a usual step; {lower}",
-            price=f"below the usual norm of {median:.3g} it scales every step",
-        )
+        change = "clip_deepspeed" if rank.sharding_strategy.is_deepspeed else "clip"
+        return fill_remedy(change, norm=f"{median:.3g}")
     current = f"{rate.value:g}" if rate is not None and rate.value else "n/a"
     halved = f"{rate.value / 2:g}" if rate is not None and rate.value else "half of it"
-    return Remedy(
-        cause="gradients are clipped already: the learning rate is too high, the warm-up too short, or "
-        "some batches are broken",
-        dialect=ConfigFormat.PYTHON,
-        diff=f"- learning_rate: {current}\n+ learning_rate: {halved}",
-        effect="fewer spikes",
-        price="more steps to the same loss",
-    )
+    return fill_remedy("lower_rate", rate=current, halved=halved)
 
 
 # ---- what ranks begin with --------------------------------------------------------------------------
@@ -182,15 +164,7 @@ def same_samples(run: RunSnapshot) -> Iterable[Match]:
     yield Match(
         f"the first {len(twin.training.first_batches)} batches of {len(twins)} of {len(run.ranks)} "
         f"ranks ({_rank_list(twins)}) are the same ({of_iterable or 'no sampler'})",
-        remedy=Remedy(
-            cause="nothing gives each rank a part of the data of its own",
-            dialect=ConfigFormat.PYTHON,
-            diff=diff,
-            effect=f"a step sees {len(twins)} times as many different samples",
-            price="none",
-        )
-        if diff
-        else None,
+        remedy=fill_remedy("own_part", diff=diff, count=len(twins)) if diff else None,
     )
 
 
@@ -215,11 +189,7 @@ def initial_parameters_differ(run: RunSnapshot) -> Iterable[Match]:
         return
     first_rank, other_rank = next((a, b) for a in marks for b in marks if marks[a] != marks[b])
     evidence = f"rank {other_rank} began with other parameters than rank {first_rank}"
-    cause = "the same gradients are applied to different parameters, which never become equal"
-    diff = "+ for tensor in model.state_dict().values():\n+     dist.broadcast(tensor, src=0)"
-    effect = f"all {run.ranks[0].world_size} ranks train one model"
-    price = "one broadcast before the first step; DistributedDataParallel does it by itself"
-    remedy = Remedy(cause, ConfigFormat.PYTHON, diff, effect=effect, price=price)
+    remedy = fill_remedy("broadcast_parameters", ranks=run.ranks[0].world_size)
     yield Match(evidence, other_rank, remedy)
 
 

@@ -8,7 +8,7 @@ No query relies on recording rules.
 import json
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zeromon.readout.figures import EXPOSED, LATE, ON_NODES, OVER_RANKS, RISK, STEP
 from zeromon.sources.prometheus.client import one_of, quote_promql_literal
@@ -25,9 +25,10 @@ _AGGREGATED = (STEP, RISK)
 """Figures with expressions of their own: a rate, and the maximum over a rank's memories."""
 _SPREAD = tuple(m for f in OVER_RANKS if f not in _AGGREGATED for m in f.metrics)
 _OF_NODES = tuple(m for f in ON_NODES if f is not STEP for m in f.metrics)
-_METRICS: dict[str, Sequence[str]] = json.loads(files(__package__).joinpath("metrics.json").read_text())
-"""Metrics that every snapshot needs, and those of ranks that a view shows in detail."""
-_CORE, _DETAIL = _METRICS["core"], _METRICS["detail"]
+_METRICS: dict[str, Any] = json.loads(files(__package__).joinpath("metrics.json").read_text())
+"""Metrics that every snapshot needs, those of ranks that a view shows in detail, and those of a list."""
+_CORE: Sequence[str] = _METRICS["core"]
+_DETAIL: Sequence[str] = _METRICS["detail"]
 
 
 class Choice(NamedTuple):
@@ -73,27 +74,12 @@ def or_join(*expressions: str) -> str:
 
 
 def runs_last_hour() -> str:
-    """Every run of the last hour: its ranks, how it is, and the figures of a list of runs."""
-    seconds, count = "rate(zeromon_step_seconds_sum[1m])", "rate(zeromon_step_seconds_count[1m])"
-    alive_only = "and on (instance, run, rank) zeromon_rank_up == 1"
-    severity = "* on (instance, run, rank) group_left () zeromon_run_severity"
-    # In this order: or keeps the left side, so resident memory stands in only without a device
-    metrics = ("zeromon_memory_reserved_bytes", "zeromon_host_memory_rss_bytes")
-    # a rank does not know its strategy at first: then a run has two series
-    info = 'zeromon_rank_info{strategy!="unknown"}'
-    expressions = {
-        "ranks": "count by (run) (zeromon_rank_up)",
-        "up": "sum by (run) (zeromon_rank_up)",
-        "steps": "max by (run) (last_over_time(zeromon_steps_total[1h]))",
-        "known": "count by (run) (last_over_time(zeromon_rank_up[1h]))",
-        "started": "min by (run) (last_over_time(zeromon_run_started_timestamp_seconds[1h]))",
-        "strategy": f"count by (run, strategy) (last_over_time({info}[1h]))",
-        "health": f"topk by (run) (1, (zeromon_run_health == 1) {severity})",
-        "step_seconds": f"max by (run) ({seconds} / ({count} > 0) {alive_only})",
-        "exposed": "max by (run) (zeromon_exposed_communication_ratio)",
-        "memory": or_join(*(f"max by (run) ({metric})" for metric in metrics)),
-    }
-    return or_join(*(tag_part(expression, of) for of, expression in expressions.items()))
+    """Every run of the last hour: its ranks, how it is, and the figures of a list of runs.
+
+    A rank does not know its strategy at first: then a run has two series. ``or`` keeps the left side, so
+    resident memory stands in only without a device.
+    """
+    return or_join(*(tag_part(query, of) for of, query in _METRICS["runs_last_hour"].items()))
 
 
 def count_of_ranks(run: Choice) -> str:

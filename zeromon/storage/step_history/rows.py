@@ -46,6 +46,8 @@ SCALARS = tuple(name for name, code in COLUMNS if code == "d")
 ABSENT = tuple(None if code == "d" else 0 for _, code in COLUMNS)
 """The value of each column where the figure does not exist."""
 PEAKS = ("allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes")
+_COUNTS = ("step", "micro_steps", "collectives", "collective_bytes")
+_TRAINED = ("loss", "grad_norm", "learning_rate")
 
 Row = tuple[Any, ...]
 """The values of one step in the order of :data:`COLUMNS`."""
@@ -91,7 +93,6 @@ def step_of(row: Row, wall_minus_mono_ns: int) -> StepSummary:
     exposed = tuple(1000 * values[name] for name in _EXPOSED)
     start_ns = values["start_us"] * 1000 - wall_minus_mono_ns
     return StepSummary(
-        step=values["step"],
         start_ns=start_ns,
         end_ns=start_ns + values["duration_us"] * 1000,
         idle=bool(values["flags"] & IDLE),
@@ -102,20 +103,11 @@ def step_of(row: Row, wall_minus_mono_ns: int) -> StepSummary:
         # all zero beside a total that is not: the split by phase is unknown, not zero
         phase_exposed_ns=exposed if any(exposed) or not values["exposed_us"] else (),
         offload_blocked_ns=1000 * values["offload_blocked_us"],
-        micro_steps=values["micro_steps"],
-        collectives=values["collectives"],
         # At least 1: with 0 the step would read as timed
         untimed=max(1, values["collectives"]) if values["flags"] & UNTIMED else 0,
-        collective_bytes=values["collective_bytes"],
-        allocated_bytes=values["allocated_bytes"],
-        reserved_bytes=values["reserved_bytes"],
-        rss_bytes=values["rss_bytes"],
-        other_bytes=values["other_bytes"],
         samples=_as_count(values["samples"]),
         tokens=_as_count(values["tokens"]),
-        loss=values["loss"],
-        grad_norm=values["grad_norm"],
-        learning_rate=values["learning_rate"],
+        **{name: values[name] for name in (*_COUNTS, *PEAKS, *_TRAINED)},
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import chain
+from pathlib import Path
 
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
@@ -24,27 +25,6 @@ _SIGNS = {
     "shift+right": "shift →",
 }  # fmt: skip
 
-_WORDS = """
-A filter of ranks is one or more conditions, which must all hold. Ranks: 3, or 0-7,16. Comparisons:
-exposed>10 (%), late>0.01 and step>0.5 (seconds), memory>=60 (GiB), risk>50 (%). Any other word must be
-part of the rank's node, unit, state or device.
-
-columns and figures
-  exposed          communication that no compute hides, of the step
-  overlap          the share of communication that compute hides
-  waits            how long a rank is blocked in collectives, per step
-  late             by how much a rank arrives after the first one
-  transfer         a collective without the wait for late ranks
-  busbw            bytes per second of the slowest link, as NCCL's tests count
-  OOM risk         the next peak against the limit of the scarcest memory
-  other            what no known phase took
-  n/a              unknown; a note, a rule or `zeromon doctor` has the reason
-
-A mark is stored in the run's folder on this machine; that of a run elsewhere is lost with the view.
-Files are written to the working folder.
-"""
-
-
 OWNERS: dict[str, tuple[type[Widget], ...]] = {
     "in a table": (Table,), "in a text": (Page,), "timeline": (TimeAxis, Timeline),
     "collectives of the last steps": (SpanLanes, Collectives), "communication": (Communication,),
@@ -66,7 +46,8 @@ def list_all_keys(everywhere: Iterable[BindingType], screen_name: str) -> str:
             if isinstance(binding, Binding) and binding.description
         ]
         blocks.append("\n".join([title, *rows]))
-    return "\n\n".join(blocks) + "\n" + _WORDS
+    blocks.append(Path(__file__).with_name("help.txt").read_text(encoding="utf-8"))
+    return "\n\n".join(blocks)
 
 
 def sign(key: str) -> str:

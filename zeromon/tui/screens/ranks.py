@@ -224,6 +224,6 @@ def _scale_legend(drawn_map: RankMap, unit: Unit, *, letters: bool) -> Line:
 
 def _list_highest(cells: Sequence[Cell], unit: Unit) -> str:
     """``highest: rank 5 21.0 ms, rank 9 20.1 ms``: what blocks without numbers cannot say."""
-    known = [(cell.value, clean(cell.name)) for cell in cells if cell.value is not None]
-    highest = nlargest(_MAX_HIGHEST, known, key=lambda pair: pair[0])
+    measured = [(cell.value, clean(cell.name)) for cell in cells if cell.value is not None]
+    highest = nlargest(_MAX_HIGHEST, measured, key=lambda pair: pair[0])
     return "highest: " + (", ".join(f"{name} {unit.text(value)}" for value, name in highest) or "n/a")
