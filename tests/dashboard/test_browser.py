@@ -139,13 +139,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A browser with a profile, which keeps the scripts of the pages and what it compiles of them."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        made = playwright.chromium.launch(
-            executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"]
-        )
+        made = playwright.chromium.launch_persistent_context(
+            tmp_path_factory.mktemp("profile"), executable_path=BROWSER, color_scheme="light",
+            args=["--no-sandbox", "--disable-gpu"],
+        )  # fmt: skip
         yield made
         made.close()
 
@@ -229,17 +231,20 @@ class Tab:
 
 @pytest.fixture
 def tab(site: Site, browser: Any) -> Iterator[Tab]:
-    context = browser.new_context(viewport=DESK, color_scheme="light")
-    context.request.get(f"{site.base}/?token={site.key}")  # the browser keeps the cookie
-    made = Tab(context.new_page())
+    browser.request.get(f"{site.base}/?token={site.key}")  # the browser keeps the cookie
+    made = Tab(browser.new_page())
     page, wrong = made.page, made.wrong
+    page.set_viewport_size(DESK)
     page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("dialog", lambda dialog: (wrong.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
     inside = (site.base, "data:", "blob:")
     page.on("request", lambda r: None if r.url.startswith(inside) else wrong.append(f"asked {r.url}"))
     yield made
-    context.close()
+    if page.url.startswith(site.base):
+        page.evaluate("localStorage.clear()")
+    page.close()
+    browser.clear_cookies()
 
 
 def test_every_page_loads_without_an_error_and_asks_nobody_else(site: Site, tab: Tab) -> None:
