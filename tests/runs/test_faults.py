@@ -132,7 +132,8 @@ def start_run(node: Node, port: int, **extra: str) -> subprocess.Popen[str]:
         "ZEROMON_STORE": str(node.folder / "store"),
         **extra,
     }
-    ranks = [*FORKED, "2", TINY]
+    fork_server(with_deepspeed=False)
+    ranks = [*ASKED, "2", TINY]
     command = [PYTHON, "-m", "zeromon", "run", "--name", "r", "--port", str(port), "--", *ranks]
     return subprocess.Popen(
         command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
