@@ -14,7 +14,18 @@ from pathlib import Path
 
 import pytest
 from first_lines import first_lines
-from support import FORKED, LAUNCH, PROGRAMS, ROOT, Node, clean_environment, free_port, start, wait_for
+from support import (
+    ASKED,
+    LAUNCH,
+    PROGRAMS,
+    ROOT,
+    Node,
+    clean_environment,
+    fork_server,
+    free_port,
+    start,
+    wait_for,
+)
 
 from zeromon.collector.run import snapshot_of_folder
 from zeromon.readout.ledger import job_ledger
