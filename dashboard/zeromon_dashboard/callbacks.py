@@ -98,8 +98,8 @@ def _asked_for_parts(feeds: Feeds) -> Iterator[tuple[Any, ...]]:
         route = parse_address(address)
         followed = feeds.hub.followed(route.run)
         counted = first_counted(followed.newest().run.ranks)
-        moments = sample_snapshots(followed.source, _MOMENTS)
-        return counted and memory_page.over_the_record(moments, next(iter(route.ranks), counted.rank))
+        snapshots = sample_snapshots(followed.source, _MOMENTS)
+        return counted and memory_page.over_the_record(snapshots, next(iter(route.ranks), counted.rank))
 
     yield predict_changes, Output("predicted", "children"), Input("changes", "id"), address
     yield show_role_history, Output("roles-over", "children"), Input("roles-over", "id"), address
