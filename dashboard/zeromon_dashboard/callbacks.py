@@ -72,7 +72,7 @@ def _add_server_callbacks(app: Any, feeds: Feeds) -> None:
     app.callback(
         Output("page", "children"), Output("cursor", "data"), Input("route", "data"),
         prevent_initial_call=True,
-    )(partial(asyncio.to_thread, show_page))  # fmt: skip
+    )(partial(asyncio.to_thread, show_page))  # type: ignore[call-arg]  # fmt: skip
     for make, *dependencies in _asked_for_parts(feeds):
         app.callback(*dependencies)(partial(asyncio.to_thread, _or_show_trouble(make)))
 
