@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import array
 import atexit
+import fcntl
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,25 +66,52 @@ class Launcher:
 
 
 class ForkServer:
-    """One process that has imported torch, and perhaps DeepSpeed, for as long as the tests run."""
+    """One process that has imported torch, and perhaps DeepSpeed, for as long as the tests run.
+
+    *place*: the path of its socket, where other processes find it: all workers of a test session share
+    one. It ends with the last of those that use it.
+    """
 
     def __init__(
-        self, *words: str, environment: Mapping[str, str], python: str = sys.executable
+        self,
+        *words: str,
+        environment: Mapping[str, str],
+        python: str = sys.executable,
+        place: Path | None = None,
     ) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process = subprocess.Popen(
-            [python, str(PROGRAMS / "fork_server.py"), *words],
-            stdin=theirs,
-            stdout=subprocess.DEVNULL,
-            env=environment,
-        )
-        theirs.close()
-        assert self._control.recv(64) == b"ready"
+        self._process: subprocess.Popen[bytes] | None = None
+        own = None if place else tempfile.mkdtemp(prefix="zeromon-forks-")
+        place = place or Path(str(own), "server")
+        command = [python, str(PROGRAMS / "fork_server.py"), *words]
+        with Path(f"{place}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            while not self._connect(place):
+                self._start(command, environment, place)
+        if own is not None:
+            shutil.rmtree(own)
         atexit.register(self.close)
+
+    def _connect(self, place: Path) -> bool:
+        self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._control.connect(str(place))
+            return self._control.recv(64) == b"ready"
+        except OSError:  # no server yet, or one that has just ended
+            self._control.close()
+            return False
+
+    def _start(self, command: list[str], environment: Mapping[str, str], place: Path) -> None:
+        assert self._process is None, "the fork server has died"
+        place.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(place))
+            listener.listen(64)
+            self._process = subprocess.Popen(
+                command, stdin=listener, stdout=subprocess.DEVNULL, env=environment
+            )
 
     def close(self) -> None:
         self._control.close()
-        self._process.wait(timeout=30)
 
     def launch(
         self, command: list[str], environment: Mapping[str, str], cwd: Path, output: int, errors: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
@@ -43,7 +44,14 @@ LAUNCH = (sys.executable, str(PROGRAMS / "launch.py"))
 """Ranks as torchrun starts them, some seconds sooner: it does not import torch. `start` forks them from
 a process that has."""
 FORKED = (sys.executable, str(PROGRAMS / "fork_server.py"), "ranks")
-"""The same below a `zeromon run` or in a namespace: one import of torch for all ranks."""
+"""The same below a `zeromon run` or in a cgroup: one import of torch for all ranks."""
+if "FORK_SERVERS" not in os.environ:
+    os.environ["FORK_SERVERS"] = tempfile.mkdtemp(prefix="zeromon-forks-")
+    atexit.register(shutil.rmtree, os.environ["FORK_SERVERS"], ignore_errors=True)
+FORK_SERVERS = Path(os.environ["FORK_SERVERS"])
+"""Where the fork servers have their sockets: the first test process chooses for its workers."""
+ASKED = (sys.executable, str(PROGRAMS / "fork_server.py"), "asked", str(FORK_SERVERS / "torch"))
+"""As FORKED, by the fork server of the tests, which must run: the ranks are no descendants."""
 ZEROMON = (
     sys.executable,
     "-c",
@@ -68,9 +76,12 @@ def clean_environment() -> dict[str, str]:
 
 @cache
 def fork_server(with_deepspeed: bool) -> ForkServer:
-    """The server of this test process."""
+    """The server of this test session."""
     words = ["deepspeed"] if with_deepspeed else []
-    return ForkServer(*words, environment=clean_environment() | {"DS_ACCELERATOR": "cpu"})
+    return ForkServer(
+        *words, environment=clean_environment() | {"DS_ACCELERATOR": "cpu"},
+        place=FORK_SERVERS / (words or ["torch"])[0],
+    )  # fmt: skip
 
 
 def start(

@@ -1,8 +1,10 @@
 """Functions that Dash calls when something on a page changes: on the server, and in the browser."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ def _or_show_trouble(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _add_server_callbacks(app: Any, feeds: Feeds) -> None:
+    # In threads: on the event loop, a collector that is slow to answer would hold up all tabs
     def show_page(address: str) -> tuple[Any, Any]:
         route = parse_address(address)
         try:
@@ -67,9 +70,9 @@ def _add_server_callbacks(app: Any, feeds: Feeds) -> None:
     app.callback(
         Output("page", "children"), Output("cursor", "data"), Input("route", "data"),
         prevent_initial_call=True,
-    )(show_page)  # fmt: skip
+    )(partial(asyncio.to_thread, show_page))  # type: ignore[call-arg]  # fmt: skip
     for make, *dependencies in _asked_for_parts(feeds):
-        app.callback(*dependencies)(_or_show_trouble(make))
+        app.callback(*dependencies)(partial(asyncio.to_thread, _or_show_trouble(make)))
 
 
 def _asked_for_parts(feeds: Feeds) -> Iterator[tuple[Any, ...]]:
@@ -93,10 +96,8 @@ def _asked_for_parts(feeds: Feeds) -> Iterator[tuple[Any, ...]]:
         route = parse_address(address)
         followed = feeds.hub.followed(route.run)
         counted = first_counted(followed.newest().run.ranks)
-        if counted is None:
-            return None
-        rank = route.ranks[0] if route.ranks else counted.rank
-        return memory_page.over_the_record(sample_snapshots(followed.source, _MOMENTS), rank)
+        snapshots = sample_snapshots(followed.source, _MOMENTS)
+        return counted and memory_page.over_the_record(snapshots, next(iter(route.ranks), counted.rank))
 
     yield predict_changes, Output("predicted", "children"), Input("changes", "id"), address
     yield show_role_history, Output("roles-over", "children"), Input("roles-over", "id"), address

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from count_program import WINDOW, WITHOUT
 from records import keep
-from support import ROOT, TORCHRUN, Node
+from support import LAUNCH, ROOT, TORCHRUN, Node
 
 PROGRAM = str(ROOT / "tests/bench/count_program.py")
 STRATEGIES = ("ddp", "fsdp2", "zero3")
@@ -60,8 +60,9 @@ def run(
 ) -> dict[str, float]:
     """What the program prints."""
     node = Node(Path(tempfile.mkdtemp(prefix="zeromon-bench-")))
-    prefix = ["--no-python", how.pop("script"), sys.executable] if "script" in how else []
-    words = [*TORCHRUN, "2", *prefix, PROGRAM, strategy, *size, str(without)]
+    script = how.pop("script", "")
+    launcher = [*TORCHRUN, "2", "--no-python", script, sys.executable] if script else [*LAUNCH, "2"]
+    words = [*launcher, PROGRAM, strategy, *size, str(without)]
     result = node.run(
         words, watched=watched, timeout=1800, DS_ACCELERATOR="cpu", PYTHONHASHSEED="0", **how
     )

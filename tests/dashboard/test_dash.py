@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -1008,19 +1009,7 @@ def test_what_is_not_there_is_answered_so_with_ways_out(
     assert through(app, **asked_for)[0] == status
     if path.startswith("/report"):
         return
-    body = json.dumps(
-        {
-            "output": "..page.children...cursor.data..",
-            "outputs": [
-                {"id": "page", "property": "children"}, {"id": "cursor", "property": "data"},
-            ],
-            "inputs": [
-                {"id": "route", "property": "data", "value": f"{path}?{query.decode()}"}
-            ],
-            "changedPropIds": ["route.data"],
-        }
-    ).encode()  # fmt: skip
-    told = json.dumps(json.loads(posted(app, "/_dash-update-component", body)))
+    told = json.dumps(json.loads(asyncio.run(posted(app, f"{path}?{query.decode()}"))))
     assert ("This cannot be shown" in told) == (status == 404)
     assert status == 200 or '"href": "/"' in told
     assert path != "/run/train-2/overview" or '"href": "/run/train-1/overview"' in told  # its like
@@ -1039,12 +1028,20 @@ def started(app: Any) -> None:
     asyncio.run(app({"type": "lifespan"}, receive, send))
 
 
-def posted(app: Any, path: str, body: bytes) -> bytes:
-    """The answer to a POST, as Dash sends it for a callback."""
+async def posted(app: Any, address: str) -> bytes:
+    """The page at *address*, as Dash sends it for a callback."""
     sent: list[bytes] = []
+    request = {
+        "output": "..page.children...cursor.data..",
+        "outputs": [{"id": "page", "property": "children"}, {"id": "cursor", "property": "data"}],
+        "inputs": [{"id": "route", "property": "data", "value": address}],
+        "changedPropIds": ["route.data"],
+    }
+    body = json.dumps(request).encode()
     headers = [LOCALHOST, T, (b"content-type", b"application/json")]
     headers.append((b"content-length", str(len(body)).encode()))
-    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+    scope = {"type": "http", "method": "POST", "path": "/_dash-update-component", "query_string": b"",
+             "headers": headers}  # fmt: skip
 
     async def receive() -> Any:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -1052,8 +1049,36 @@ def posted(app: Any, path: str, body: bytes) -> bytes:
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
 
-    asyncio.run(app(scope, receive, send))
+    await app(scope, receive, send)
     return b"".join(sent)
+
+
+def test_a_page_whose_collector_is_slow_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
+    store = Store(tmp_path)
+    store.save(run(rank(0), ended=True))
+    app = make_app(Hub(store), token="t", port=1)
+    started(app)
+    asked, answered, feed_of = threading.Event(), threading.Event(), Feeds.of
+
+    def feed_after_the_other(feeds: Feeds, route: Route) -> Any:
+        asked.set()
+        assert answered.wait(10)
+        return feed_of(feeds, route)
+
+    monkeypatch.setattr(Feeds, "of", feed_after_the_other)
+
+    async def open_both() -> bytes:
+        slow = asyncio.create_task(posted(app, "/run/train-1/overview"))
+        while not asked.is_set():
+            await asyncio.sleep(0.01)
+        assert b"train-1" in await posted(app, "/")
+        answered.set()
+        return await slow
+
+    assert b"verdict" in asyncio.run(open_both())
 
 
 def test_a_chart_without_a_value_says_so_and_has_no_axes() -> None:

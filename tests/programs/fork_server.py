@@ -1,8 +1,10 @@
-"""Starts ranks from a process that has imported torch: `fork_server.py [deepspeed]`, socket on stdin.
+"""Starts ranks from a process that has imported torch: `fork_server.py [deepspeed]`.
 
+Its listening socket is stdin; it ends with the last connection.
 `fork_server.py ranks N [--nodes M] PROGRAM ...` is launch.py with one import of torch for all ranks,
-where no fork server of the tests can be: below a `zeromon run`, in a namespace. PRELOAD has the names
-of further modules to import.
+where the ranks must be descendants of a `zeromon run` or in its memory cgroup. PRELOAD has the names
+of further modules to import. `fork_server.py asked SOCKET N PROGRAM ...` imports nothing: the server at
+that socket forks the ranks, into the namespaces of the asking process.
 
 Importing torch takes 1.5 s of a CPU for each rank; a fork takes some milliseconds. A request is one
 message: a launch.py command line, its environment and its folder, and the descriptors for its output
@@ -14,6 +16,8 @@ start-up shim does at the import of torch.distributed is done here after it, as
 from __future__ import annotations
 
 import array
+import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -66,10 +70,11 @@ def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     return json.loads(message), list(descriptors)
 
 
-def serve(control: socket.socket) -> list[str] | None:
+def serve(listener: socket.socket) -> list[str] | None:
     """Answers requests. Returns in a rank, with its command line, or with None at the end."""
     exits: dict[int, int] = {}
     """Launcher -> where its exit code goes."""
+    clients: list[socket.socket] = []
     wakes, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -77,20 +82,30 @@ def serve(control: socket.socket) -> list[str] | None:
     import select
 
     while True:
-        ready, _, _ = select.select([control, wakes], [], [])
+        ready, _, _ = select.select([listener, wakes, *clients], [], [])
         if wakes in ready:
             os.read(wakes, 4096)
             for pid in list(exits):
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     descriptor = exits.pop(pid)
-                    os.write(descriptor, str(os.waitstatus_to_exitcode(status)).encode())
+                    # who asked may be gone
+                    with contextlib.suppress(BrokenPipeError):
+                        os.write(descriptor, str(os.waitstatus_to_exitcode(status)).encode())
                     os.close(descriptor)
-        if control not in ready:
+        if listener in ready:
+            clients.append(listener.accept()[0])
+            clients[-1].send(b"ready")
+        control = next((client for client in clients if client in ready), None)
+        if control is None:
             continue
         request = receive(control)
         if request is None:
-            return None
+            clients.remove(control)
+            control.close()
+            if not clients:
+                return None
+            continue
         facts, (output, errors, code) = request
         pid = os.fork()
         if pid:
@@ -101,17 +116,53 @@ def serve(control: socket.socket) -> list[str] | None:
             continue
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for descriptor in (control.fileno(), wakes, wake, code, *exits.values()):
+        for descriptor in (wakes, wake, code, *exits.values()):
             os.close(descriptor)
-        control.detach()
+        for inherited in (listener, *clients):
+            inherited.close()
         os.dup2(output, 1)
         os.dup2(errors, 2)
         os.close(output)
         os.close(errors)
+        if "like" in facts:
+            enter_namespaces(facts["like"])
+            os.umask(facts["umask"])
         os.chdir(facts["cwd"])
         os.environ.clear()
         os.environ.update(facts["environment"])
         return launch_ranks(facts["command"])
+
+
+def enter_namespaces(pid: int) -> None:
+    """Makes this process see the file systems, the network and the shared memory that *pid* sees."""
+    for name in ("ipc", "uts", "net", "mnt"):
+        theirs = f"/proc/{pid}/ns/{name}"
+        if os.stat(theirs).st_ino != os.stat(f"/proc/self/ns/{name}").st_ino:
+            with open(theirs) as namespace:
+                if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
+                    raise OSError(ctypes.get_errno(), f"setns {theirs}")
+
+
+def ask(place: str, command: list[str]) -> int:
+    """Has the server at *place* fork the ranks of *command* as if from here; returns the exit code."""
+    umask = os.umask(0)
+    os.umask(umask)
+    request = {
+        "command": command, "environment": dict(os.environ), "cwd": os.getcwd(),
+        "like": os.getpid(), "umask": umask,
+    }  # fmt: skip
+    reading, writing = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
+        control.connect(place)
+        control.recv(64)
+        descriptors = array.array("i", [1, 2, writing])
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
+        control.sendmsg([json.dumps(request).encode()], rights)
+        pid = int(control.recv(64))
+    os.close(writing)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: os.kill(pid, number))
+    return int(os.read(reading, 64))
 
 
 class Rank:
@@ -168,15 +219,16 @@ def watch() -> None:
 
 
 def main() -> list[str] | None:
+    if sys.argv[1:2] == ["asked"]:
+        sys.exit(ask(sys.argv[2], sys.argv[3:]))
     preload("deepspeed" in sys.argv[1:])
     if sys.argv[1:2] == ["ranks"]:
         return launch_ranks(sys.argv[2:])
-    control = socket.socket(fileno=os.dup(0))
+    listener = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    control.send(b"ready")
-    return serve(control)
+    return serve(listener)
 
 
 if __name__ == "__main__":

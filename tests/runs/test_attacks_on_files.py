@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from environments import PROGRAM, STEPS, Environment, Told, run
-from support import FORKED, LAUNCH, ZEROMON, Node, start, wait_for
+from support import ASKED, LAUNCH, ZEROMON, Node, fork_server, start, wait_for
 
 from zeromon.collector.run import snapshot_of_folder
 from zeromon.readout.report import render_run
@@ -43,7 +43,7 @@ IN_STORE = {"ZEROMON_STORE": "$W/store"}
 IN_SMALL = {"ZEROMON_DIR": "$W/live"}
 NO_SEGMENTS = ("unshare", "--ipc", "bash", "-c", 'echo 0 > /proc/sys/kernel/shmmni; "$@"', "bash")
 
-attacked = functools.partial(Environment, command=(*FORKED, "2", PROGRAM))
+attacked = functools.partial(Environment, command=(*ASKED, "2", PROGRAM))
 
 ATTACKS = {
     "B1 a ring is truncated to nothing and another to a page": attacked(
@@ -87,6 +87,7 @@ ATTACKS = {
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """The same training without zeromon and without attacks."""
+    fork_server(with_deepspeed=False)
     return run(attacked(), tmp_path_factory.mktemp("alone") / "w", {}, watched=False)
 
 

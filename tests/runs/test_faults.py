@@ -14,7 +14,18 @@ from pathlib import Path
 
 import pytest
 from first_lines import first_lines
-from support import FORKED, LAUNCH, PROGRAMS, ROOT, Node, clean_environment, free_port, start, wait_for
+from support import (
+    ASKED,
+    LAUNCH,
+    PROGRAMS,
+    ROOT,
+    Node,
+    clean_environment,
+    fork_server,
+    free_port,
+    start,
+    wait_for,
+)
 
 from zeromon.collector.run import snapshot_of_folder
 from zeromon.readout.ledger import job_ledger
@@ -132,7 +143,8 @@ def start_run(node: Node, port: int, **extra: str) -> subprocess.Popen[str]:
         "ZEROMON_STORE": str(node.folder / "store"),
         **extra,
     }
-    ranks = [*FORKED, "2", TINY]
+    fork_server(with_deepspeed=False)
+    ranks = [*ASKED, "2", TINY]
     command = [PYTHON, "-m", "zeromon", "run", "--name", "r", "--port", str(port), "--", *ranks]
     return subprocess.Popen(
         command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,

@@ -30,7 +30,7 @@ class Accelerator:
         self.Event: Any = getattr(module, "Event", torch.Event)
         base = self.Event.__base__
         self.PlainEvent: Any = base if base.__module__ == "torch._C" else self.Event
-        """The event in C that the other one wraps: no Python function and no hook runs in its methods."""
+        """The event in C that the other one wraps: its methods enter no Python function, and no hook."""
         self._streams: dict[Any, Any] = {}
         captures = getattr(module, "is_current_stream_capturing", None)
         self.is_current_stream_capturing: Any = captures or (lambda: False)

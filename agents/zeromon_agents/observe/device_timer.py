@@ -396,8 +396,10 @@ class DeviceTimer:
 
         def wait_with_hook(event: Any, stream: Any = None) -> Any:
             other_waits = getattr(event, _BEHIND, None)
-            if other_waits and context.mode == ON and not all([w.passed for w in other_waits]):
-                return self.waits_for(other_waits, stream, lambda at: original(event, at))
+            if other_waits and context.mode == ON:
+                for wait in other_waits:
+                    if not wait.passed:
+                        return self.waits_for(other_waits, stream, lambda at: original(event, at))
             at = self._found_stream() if stream is None else stream
             return original(event) if at is None else original(event, at)
 
@@ -634,9 +636,9 @@ def _span_word(earliest_ns: int, began_ns: int, end_ns: int) -> int:
 
 
 def _duration_ns(start_event: Any, end_event: Any) -> int:
-    return max(0, round(start_event.elapsed_time(end_event) * 1e6))
+    return max(0, round(float(start_event.elapsed_time(end_event)) * 1e6))
 
 
 def _elapsed_ns(start_event: Any, end_event: Any) -> int:
     """Returns the time between two events; negative where *end_event* came before *start_event*."""
-    return round(start_event.elapsed_time(end_event) * 1e6)
+    return round(float(start_event.elapsed_time(end_event)) * 1e6)
