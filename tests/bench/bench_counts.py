@@ -1,13 +1,13 @@
 """What the agent adds to a step, in counts that do not depend on the machine's load.
 
-    bench_counts.py [--calls] [STRATEGY ...]
+    bench_counts.py [--calls] [--virtual] [--publish] [STRATEGY ...]
 
-Two ranks on gloo train nine units by each strategy. Of rank 0 are counted, in a window of steps with the
+Two ranks train nine units by each strategy, on gloo or (``--virtual``) on virtual CUDA devices. Of rank 0 are counted, in a window of steps with the
 agent and in one after it was stopped, within the same process:
 
 * Python functions that the training thread enters, and records that it writes;
 * its instructions, allocations of Python objects, and system calls, by valgrind's callgrind (without
-  ``--calls``). What the agent's own thread does is counted apart.
+  ``--calls`` or ``--virtual``). What the agent's own thread does is counted apart.
 
 A share is of the instructions of a step of the same model at the size in docs/evidence/cost.md, without
 the agent. Instructions are not time: code that the training has displaced from the caches takes longer.
@@ -26,13 +26,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 from count_program import WINDOW, WITHOUT
+from evidence_pages import Entry, measured_here, publish
 from records import keep
-from support import LAUNCH, ROOT, TORCHRUN, Node
+from support import LAUNCH, ROOT, TORCHRUN, Node, free_port
+from vgpu.environment import Environment, find
+
+from zeromon_vgpu.machine import write_machine
 
 PROGRAM = str(ROOT / "tests/bench/count_program.py")
-STRATEGIES = ("ddp", "fsdp2", "zero3")
+TITLES = {"ddp": "DDP", "fsdp2": "FSDP2", "zero3": "ZeRO-3"}
+HEAD = ["strategy", "Python functions", "records", "instructions", "of a step's"]
 SMALL, LARGE = ("16", "4"), ("128", "96")
 REQUESTS = """
 #include <valgrind/callgrind.h>
@@ -56,16 +62,26 @@ class Counted(NamedTuple):
 
 
 def run(
-    strategy: str, size: tuple[str, str], without: int, *, watched: bool, **how: str
+    strategy: str,
+    size: tuple[str, str],
+    without: int,
+    *,
+    watched: bool,
+    devices: Environment | None = None,
+    **how: str,
 ) -> dict[str, float]:
-    """What the program prints."""
-    node = Node(Path(tempfile.mkdtemp(prefix="zeromon-bench-")))
-    script = how.pop("script", "")
+    """What the program prints; on the virtual devices of that environment, else on gloo."""
+    folder = Path(tempfile.mkdtemp(prefix="zeromon-bench-"))
+    node, script = Node(folder), how.pop("script", "")
     launcher = [*TORCHRUN, "2", "--no-python", script, sys.executable] if script else [*LAUNCH, "2"]
+    if devices is None:
+        how["DS_ACCELERATOR"] = "cpu"
+    else:
+        launcher[0] = str(devices.python)
+        write_machine(folder / "devices", "h100")
+        how |= devices.variables(folder / "devices") | {"NCCL_RAS_ADDR": f"localhost:{free_port()}"}
     words = [*launcher, PROGRAM, strategy, *size, str(without)]
-    result = node.run(
-        words, watched=watched, timeout=1800, DS_ACCELERATOR="cpu", PYTHONHASHSEED="0", **how
-    )
+    result = node.run(words, watched=watched, timeout=1800, PYTHONHASHSEED="0", **how)
     node.close()
     line = next((x for x in result.output.splitlines() if x.startswith("COUNTS ")), None)
     assert line is not None, result.output[-3000:]
@@ -110,24 +126,33 @@ def callgrind(
     return windows
 
 
-def count_calls(strategy: str) -> dict[str, float]:
+def count_calls(strategy: str, devices: Environment | None = None) -> dict[str, float]:
     """Python functions that the agent makes the training thread enter in a step, and records."""
-    found = run(strategy, SMALL, WITHOUT, watched=True)
+    found = run(strategy, SMALL, WITHOUT, watched=True, devices=devices)
     return {"calls": found["with"] - found["without"], "records": found["records"]}
 
 
 def main() -> None:
     """Counts, prints and keeps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("strategies", nargs="*", metavar="STRATEGY", default=STRATEGIES)
+    parser.add_argument("strategies", nargs="*", metavar="STRATEGY", default=list(TITLES))
     parser.add_argument("--calls", action="store_true", help="without valgrind")
+    parser.add_argument(
+        "--virtual", action="store_true", help="on virtual CUDA devices, without valgrind"
+    )
+    parser.add_argument(
+        "--publish", action="store_true", help="write the table of docs/evidence/cost.md"
+    )
     words = parser.parse_args()
+    devices, rows = find() if words.virtual else None, []
+    where = "virtual H100" if devices else "gloo"
     for strategy in words.strategies:
-        calls = count_calls(strategy)
+        calls = count_calls(strategy, devices)
         row = f"{strategy:6} {calls['calls']:5.0f} calls, {calls['records']:5.1f} records"
-        keep(f"{strategy}, Python calls a step", calls["calls"], "calls", noise=1)
-        keep(f"{strategy}, records a step", calls["records"], "records", noise=1)
-        if not words.calls:
+        keep(f"{strategy} on {where}, Python calls a step", calls["calls"], "calls", noise=1)
+        keep(f"{strategy} on {where}, records a step", calls["records"], "records", noise=1)
+        rows.append([f"{TITLES[strategy]}, {where}", f"{calls['calls']:.0f}", f"{calls['records']:.1f}"])
+        if not (words.calls or devices):
             on, off = callgrind(strategy, SMALL, WITHOUT, watched=True)
             (large,) = callgrind(strategy, LARGE, 2, watched=False)
             first, second = on[1], off[1]
@@ -141,7 +166,15 @@ def main() -> None:
                 f"{first.system_calls / WINDOW - second.system_calls / WITHOUT:5.1f} system calls"
             )
             keep(f"{strategy}, instructions a step", added, "instructions")
+            rows[-1] += [f"{added / 1e3:,.0f} k", f"{share:.2%}".replace("%", " %")]
         print(row, flush=True)
+    if words.publish:
+        entry: Entry = measured_here(
+            "tests/bench/bench_counts.py",
+            head=HEAD,
+            rows=[(row + ["", ""])[: len(HEAD)] for row in rows],
+        )
+        publish("cost", {"counts-virtual" if devices else "counts-gloo": entry})
 
 
 if __name__ == "__main__":

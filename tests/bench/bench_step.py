@@ -1,5 +1,7 @@
 """Step time with and without the agent: `bench_step.py [STEPS [large|small|whole ...]] [--of STRATEGY]`.
 
+With --publish, the comparison of whole jobs goes to docs/evidence/cost.md.
+
 Three comparisons, by default all:
 
 * large: two gloo ranks, steps of 100 ms and more, the agent switched on and off from step to step: the
@@ -10,25 +12,31 @@ Three comparisons, by default all:
   two. The agent does the same in such a step, so its cost is known to a millisecond within minutes. What
   the agent accounts for stands beside it;
 * whole: fresh jobs of two ranks with nine units, as a user would compare them: with ``zeromon run`` and
-  without, in random order. A job is compared with the one beside it.
+  without, in random order. A job is compared with the one beside it: the time from the command to the
+  end of the first step, the first 100 steps, and the steps after them, in which the collector has
+  started. Beside it stands the cost that zeromon itself states for the run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
+from evidence_pages import measured_here, publish
 from records import keep
 from support import ROOT, TORCHRUN, Node, Result, clean_environment
 
@@ -41,6 +49,14 @@ PATTERN = [True, False, False, True]
 SIZE = ["--width", "192", "--layers", "4", "--batch", "4", "--length", "128"]
 SMALL = ["--width", "64", "--layers", "4", "--batch", "2", "--length", "64"]
 ZERO_3 = ["--config", str(ROOT / "examples/deepspeed/zero3.json"), "--no-compile"]
+WHOLE = ("start", "first", "wall", "cpu")
+TITLES = {"fsdp2": "FSDP2", "ddp": "DDP", "zero3": "ZeRO-3"}
+HEAD = [
+    "strategy, step", "start", "first 100 steps", "then, time", "then, CPU of the ranks",
+    "collector, of a core", "stated by zeromon",
+]  # fmt: skip
+PUBLISHED: list[list[str]] = []
+"""The rows of the comparison of whole jobs."""
 PROGRAMS = {"fsdp2": ["--strategy", "fsdp2"], "ddp": ["--strategy", "ddp"], "zero3": ZERO_3}
 
 
@@ -130,14 +146,28 @@ def small(strategy: str, ranks: int, steps: int) -> dict[str, Any]:
     }
 
 
-def timed_run(strategy: str, steps: int, *, watched: bool) -> tuple[float, float, float]:
-    """Nanoseconds of a step in a fresh job of two ranks: wall time, CPU of the ranks, of the collector.
+class Whole(NamedTuple):
+    """A fresh job of two ranks, in nanoseconds; from :attr:`first` on those of a step."""
 
-    The second is of both ranks. *watched*: as a user would, by ``zeromon run``.
-    """
+    start: float
+    """From the command to the end of the first step."""
+    first: float
+    """The first 100 steps."""
+    wall: float
+    """The steps after them."""
+    cpu: float
+    """CPU time of both ranks in those."""
+    collector: float = 0.0
+    """CPU time of the collector in those."""
+    stated: float = math.nan
+    """The agent's cost as zeromon states it, as a share of a step."""
+
+
+def timed_run(strategy: str, steps: int, *, watched: bool) -> Whole:
+    """Times a job. *watched*: as a user would, by ``zeromon run``."""
     folder = Path(tempfile.mkdtemp(prefix="zeromon-bench-"))
     environment = clean_environment() | {
-        "TIMED": str(steps), "DS_ACCELERATOR": "cpu",
+        "TIMED": str(steps), "DS_ACCELERATOR": "cpu", "BEGAN": str(time.time_ns()),
         "ZEROMON_DIR": str(folder / "rings"), "ZEROMON_STORE": str(folder / "store"),
     }  # fmt: skip
     prefix = [sys.executable, "-m", "zeromon", "run", "--quiet", "--"] if watched else []
@@ -146,33 +176,49 @@ def timed_run(strategy: str, steps: int, *, watched: bool) -> tuple[float, float
         words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     assert job.stdout is not None
-    found, output, collector = [], "", 0.0
+    found, output, collector = [], "", list[float]()
     for line in job.stdout:
         output += line
         if line.startswith("TIMED "):
             found.append([float(word) for word in line.split()[1:]])
-            if watched and len(found) == 2:
-                pid = json.loads((folder / "rings/collector.json").read_text())["pid"]
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                collector = (int(fields[11]) + int(fields[12])) * 1e9 / os.sysconf("SC_CLK_TCK")
-    assert job.wait() == 0 and len(found) == 2, output[-3000:]
-    wall = statistics.fmean(row[0] for row in found)
-    return wall, sum(row[1] for row in found), collector / steps
+            if watched and len(found) in (4, 6):
+                collector.append(collector_cpu_ns(folder / "rings"))
+    assert job.wait() == 0 and len(found) == 6, output[-3000:]
+    start, first, wall = (statistics.fmean(row[0] for row in found[n : n + 2]) for n in (0, 2, 4))
+    row = Whole(start, first, wall, sum(row[1] for row in found[4:]))
+    if not watched:
+        return row
+    report = [sys.executable, "-m", "zeromon", "report", "--json", "--wait", "20"]
+    said = json.loads(subprocess.run(report, env=environment, capture_output=True, check=False).stdout)
+    stated = [rank["agent"]["accounted_overhead_ratio"] for rank in said["ranks"]]
+    return row._replace(
+        collector=(collector[1] - collector[0]) / steps,
+        stated=statistics.fmean(one for one in stated if one is not None),
+    )
+
+
+def collector_cpu_ns(rings: Path) -> float:
+    """CPU time that the collector has used."""
+    pid = json.loads((rings / "collector.json").read_text())["pid"]
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1e9 / os.sysconf("SC_CLK_TCK")
 
 
 def whole_runs(strategy: str, steps: int) -> dict[str, Any]:
     """By which share fresh jobs with zeromon take longer than the ones beside them, in random order."""
-    chance, pairs = random.Random(0), list[dict[bool, tuple[float, float, float]]]()
+    chance, pairs = random.Random(0), list[dict[bool, Whole]]()
     for _ in range(PAIRS):
         order = chance.sample([True, False], 2)
         pairs.append({watched: timed_run(strategy, steps, watched=watched) for watched in order})
-    row: dict[str, Any] = {"step_ms": statistics.median(pair[False][0] for pair in pairs) / 1e6}
-    for n, name in ((0, "wall"), (1, "cpu")):
-        ratios = [pair[True][n] / pair[False][n] - 1 for pair in pairs]
+    row: dict[str, Any] = {"step_ms": statistics.median(pair[False].wall for pair in pairs) / 1e6}
+    for name in ("first", "wall", "cpu"):
+        ratios = [getattr(pair[True], name) / getattr(pair[False], name) - 1 for pair in pairs]
         row[name], row[f"{name}_interval"] = trimmed(ratios), interval(ratios)
-    # It also starts in these seconds: what it takes in a long run is less
-    shares = [pair[True][2] / pair[True][0] for pair in pairs]
-    return row | {"collector": statistics.median(shares)}
+    starts = [(pair[True].start - pair[False].start) / 1e9 for pair in pairs]
+    row["start"], row["start_interval"] = trimmed(starts), interval(starts)
+    shares = [pair[True].collector / pair[True].wall for pair in pairs]
+    stated = statistics.median(pair[True].stated for pair in pairs)
+    return row | {"collector": statistics.median(shares), "stated": stated}
 
 
 def compare_large(strategy: str, steps: int) -> None:
@@ -210,16 +256,22 @@ def compare_small(strategy: str, steps: int) -> None:
 def compare_whole(strategy: str, steps: int) -> None:
     """Prints and keeps the comparison of whole jobs."""
     row = whole_runs(strategy, steps)
-    shown = []
-    for name, title in (("wall", "time"), ("cpu", "CPU of the ranks")):
+    cells = []
+    for name in WHOLE:
         low, high = row[f"{name}_interval"]
-        shown.append(f"{title} {row[name]:+.2%} ({low:+.2%} to {high:+.2%})")
-        keep(f"{strategy}, whole jobs, {title}", row[name], "of a step", noise=(high - low) / 2)
+        form = "+.2f" if name == "start" else "+.1%"
+        cells.append(f"{row[name]:{form}} ({low:{form}} to {high:{form}})".replace("%", " %"))
+        unit = "s" if name == "start" else "of a step"
+        keep(f"{strategy}, whole jobs, {name}", row[name], unit, noise=(high - low) / 2)
+    cells[0] += " s"
+    cells += [f"{row['collector']:.1%}".replace("%", " %"), f"{row['stated']:.2%}".replace("%", " %")]
     print(
-        f"{strategy:6} {PAIRS} pairs of whole jobs, step {row['step_ms']:.0f} ms: {', '.join(shown)}; "
-        f"collector {row['collector']:.1%} of a core",
+        f"{strategy:6} {PAIRS} pairs of whole jobs, step {row['step_ms']:.0f} ms: start {cells[0]}, "
+        f"first 100 steps {cells[1]}, then {cells[2]}, CPU of the ranks {cells[3]}; "
+        f"collector {cells[4]} of a core; stated by zeromon {cells[5]}",
         flush=True,
     )
+    PUBLISHED.append([f"{TITLES[strategy]}, {row['step_ms']:.0f} ms", *cells])
 
 
 COMPARISONS = {"large": compare_large, "small": compare_small, "whole": compare_whole}
@@ -231,12 +283,16 @@ def main() -> None:
     parser.add_argument("steps", nargs="?", type=int, default=STEPS)
     parser.add_argument("comparisons", nargs="*", metavar="large|small|whole")
     parser.add_argument("--of", choices=PROGRAMS, metavar="STRATEGY", help="one of them alone")
+    parser.add_argument("--publish", action="store_true", help="write the table of whole jobs")
     words = parser.parse_args()
     if not set(words.comparisons) <= COMPARISONS.keys():
         parser.error(f"the comparisons are {', '.join(COMPARISONS)}")
     for strategy in [words.of] if words.of else PROGRAMS:
         for name in words.comparisons or COMPARISONS:
             COMPARISONS[name](strategy, words.steps)
+    if words.publish and PUBLISHED:
+        tool = f"tests/bench/bench_step.py {words.steps} whole"
+        publish("cost", {"whole": measured_here(tool, head=HEAD, rows=PUBLISHED)})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Trains nine units and counts what its steps do, with the agent and after it was stopped; run by
-bench_counts.py, which says what each counter is. With ``TIMED`` it times that many. Where there is a
+bench_counts.py, which says what each counter is. With ``TIMED`` it times the first 100 steps and that
+many more. Where there is a
 CUDA device, it trains there.
 
 The steps that are counted are those of a long run: they have the numbers from 1,000 on, so that one in
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-LAYERS, WARM_UP, WINDOW, WITHOUT, FROM = 8, 12, 65, 10, 1000
+LAYERS, WARM_UP, WINDOW, WITHOUT, FROM, FIRST = 8, 12, 65, 10, 1000, 100
 
 
 class Block(torch.nn.Module):
@@ -108,14 +109,21 @@ class Callgrind:
 
 
 def time_steps(step: Callable[[], None], steps: int) -> None:
-    """Prints wall time and CPU time of a step of this rank, in nanoseconds."""
-    dist.barrier()
-    wall, cpu = time.perf_counter_ns(), time.process_time_ns()
-    for _ in range(steps):
-        step()
-    dist.barrier()
-    wall, cpu = time.perf_counter_ns() - wall, time.process_time_ns() - cpu
-    os.write(1, f"TIMED {wall / steps} {cpu / steps}\n".encode())  # at once: both ranks print
+    """Prints wall time and CPU time of this rank, in nanoseconds: of the start, and of a step then.
+
+    Of the start they are those from the command to the end of the first step.
+    """
+    step()
+    since_command = time.time_ns() - int(os.environ["BEGAN"])
+    os.write(1, f"TIMED {since_command} {time.process_time_ns()}\n".encode())  # at once: both print
+    for count in (FIRST - 1, steps):
+        dist.barrier()
+        wall, cpu = time.perf_counter_ns(), time.process_time_ns()
+        for _ in range(count):
+            step()
+        dist.barrier()
+        wall, cpu = time.perf_counter_ns() - wall, time.process_time_ns() - cpu
+        os.write(1, f"TIMED {wall / count} {cpu / count}\n".encode())
 
 
 def main() -> None:
@@ -128,12 +136,12 @@ def main() -> None:
     step, library = stepper(strategy, width, batch), os.environ.get("REQUESTS", "")
     counter = Callgrind(library) if library else Calls()
     found: dict[str, float] = {}
-    for _ in range(WARM_UP):
-        step()
     if "TIMED" in os.environ:
         time_steps(step, int(os.environ["TIMED"]))
         dist.destroy_process_group()
         return
+    for _ in range(WARM_UP):
+        step()
     if "ZEROMON_RUN_DIR" in os.environ:
         agents = importlib.import_module("zeromon_agents")
         agent = importlib.import_module("zeromon_agents.runtime.bootstrap").BOOTSTRAP.agent

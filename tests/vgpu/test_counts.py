@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import sys
 
 import pytest
 from support import ROOT
 
-from vgpu.conftest import CudaRunner
+from vgpu.environment import Environment
+
+sys.path.insert(0, str(ROOT / "tests/bench"))
+import bench_counts
 
 pytestmark = [pytest.mark.vgpu, pytest.mark.short]
 
@@ -19,15 +22,8 @@ Below zero: the agent tells an event the current stream, which torch looks for i
 
 
 @pytest.mark.parametrize("strategy", MOST)
-def test_a_step_costs_no_more_calls_and_records(strategy: str, cuda_run: CudaRunner) -> None:
-    done = cuda_run(
-        ROOT / "tests/bench/count_program.py", strategy, "256", "4", "10",
-        watched=True, PYTHONHASHSEED="0",
-    )  # fmt: skip
-    line = next(x for x in done.output.splitlines() if x.startswith("COUNTS "))
-    found = json.loads(line.removeprefix("COUNTS "))
+def test_a_step_costs_no_more_calls_and_records(strategy: str, virtual_cuda: Environment) -> None:
+    found = bench_counts.count_calls(strategy, virtual_cuda)
     calls, records = MOST[strategy]
-    added = found["with"] - found["without"]
-    assert not found["errors"]
-    assert calls - 0.2 * abs(calls) <= added <= calls, found
+    assert calls - 0.2 * abs(calls) <= found["calls"] <= calls, found
     assert 0.85 * records <= found["records"] <= records, found
