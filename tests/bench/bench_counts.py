@@ -2,8 +2,8 @@
 
     bench_counts.py [--calls] [--virtual] [--publish] [STRATEGY ...]
 
-Two ranks train nine units by each strategy, on gloo or (``--virtual``) on virtual CUDA devices. Of rank 0 are counted, in a window of steps with the
-agent and in one after it was stopped, within the same process:
+Two ranks train nine units by each strategy, on gloo or (``--virtual``) on virtual CUDA devices. Of rank 0
+are counted, in a window of steps with the agent and in one after it was stopped, within the same process:
 
 * Python functions that the training thread enters, and records that it writes;
 * its instructions, allocations of Python objects, and system calls, by valgrind's callgrind (without
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 from count_program import WINDOW, WITHOUT
-from evidence_pages import Entry, measured_here, publish
+from evidence_pages import measured_here, publish
 from records import keep
 from support import LAUNCH, ROOT, TORCHRUN, Node, free_port
 from vgpu.environment import Environment, find
@@ -169,11 +169,7 @@ def main() -> None:
             rows[-1] += [f"{added / 1e3:,.0f} k", f"{share:.2%}".replace("%", " %")]
         print(row, flush=True)
     if words.publish:
-        entry: Entry = measured_here(
-            "tests/bench/bench_counts.py",
-            head=HEAD,
-            rows=[(row + ["", ""])[: len(HEAD)] for row in rows],
-        )
+        entry = measured_here("tests/bench/bench_counts.py", head=HEAD[: len(rows[0])], rows=rows)
         publish("cost", {"counts-virtual" if devices else "counts-gloo": entry})
 
 
