@@ -2,8 +2,8 @@
 
     bench_counts.py [--calls] [--virtual] [--publish] [STRATEGY ...]
 
-Two ranks train nine units by each strategy, on gloo or (``--virtual``) on virtual CUDA devices. Of rank 0
-are counted, in a window of steps with the agent and in one after it was stopped, within the same process:
+Two ranks train nine units by each strategy, on gloo or (``--virtual``) on virtual CUDA devices. Of rank
+0 are counted, in a window of steps with the agent and in one after it was stopped, in one process:
 
 * Python functions that the training thread enters, and records that it writes;
 * its instructions, allocations of Python objects, and system calls, by valgrind's callgrind (without
