@@ -16,7 +16,7 @@ from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, exposed_is_known, rank_parts
 from zeromon.readout.charts import charts_of, limit_of
 from zeromon.readout.figures import LAST_STEPS, run_step_seconds
-from zeromon.readout.ledger import USEFUL, JobLedger, job_ledger
+from zeromon.readout.ledger import USEFUL, JobLedger, job_ledger, unsaved_steps
 from zeromon.readout.text import STALLS, clock, exposed_unknown, has_died, pause_seconds, pause_text
 from zeromon.readout.verdict import Health, health_of_finding, judge_run, nearly_full_text, risk_text
 from zeromon.ring.codes import TextEnum
@@ -293,7 +293,9 @@ def goodput_facts(run: RunSnapshot) -> list[tuple[str, str]]:
         return []
     losses = [(share, name) for name, share in _group_shares(account).items() if name != "compute"]
     share, name = max(losses, default=(0.0, ""))
-    loss = f"; {name} {human_ratio(share)}" if share > 0.1 else ""
+    unsaved = unsaved_steps(run)
+    loss = f": the last {counted(unsaved, 'step')} not saved" if unsaved else ""
+    loss += f"; {name} {human_ratio(share)}" if share > 0.1 else ""
     return [(human_ratio(account.goodput), f"of all ranks' time is goodput{loss}")]
 
 
