@@ -41,7 +41,7 @@ def _zero3_keeping(distance: float, live: float = 1e9) -> Job:
 
 REUSE_DISTANCES = (0, 4e9, 8e9, 16e9)
 REUSE = {distance: _zero3_keeping(distance) for distance in REUSE_DISTANCES}
-LOW_LIVE = _zero3_keeping(16e9, live=1e8)
+LOW_LIVE = {distance: _zero3_keeping(distance, live=1e8) for distance in (0, 16e9)}
 REDUCING = Job(
     "zero2", {**SEVEN_BILLION, "length": 128}, {"use_multi_rank_bucket_allreduce": False}, ALL_STATES
 )
@@ -57,7 +57,7 @@ OVERLAP = {
     for overlaps in (False, True)
 }  # fmt: skip
 
-BATCHES = (1, 2, 4, 6, 8, 10)
+BATCHES = (1, 2, 4, 8, 10, 12, 14)
 BATCH = {
     (stage, batch): Job(
         f"zero{stage}", {**SEVEN_BILLION, "length": 1024, "batch": batch}, {"overlap_comm": True}
@@ -90,7 +90,7 @@ CHECKPOINTING = {
 
 JOBS = {
     "memory": list(MEMORY.values()),
-    "volumes": [*MEMORY.values(), REDUCING, *REUSE.values(), LOW_LIVE],
+    "volumes": [*MEMORY.values(), REDUCING, *REUSE.values(), *LOW_LIVE.values()],
     "overlap": list(OVERLAP.values()),
     "batch": list(BATCH.values()),
     "offload": [*RESIDENT.values(), *OFFLOAD.values()],

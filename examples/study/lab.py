@@ -10,11 +10,12 @@ import re
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from zeromon.base.errors import LaunchError
 from zeromon.cli.measured_launch import Request, lasting_hang, run_launch
@@ -116,9 +117,9 @@ def run_job(job: Job, python: Path, say: Callable[[str], None]) -> Result:
     name = f"study-{os.getpid()}"
     with (
         tempfile.TemporaryDirectory() as folder,
+        mock.patch.dict(os.environ, ZEROMON_STORE=folder),
         virtual_machine(command, machine_options, name) as machine,
     ):
-        os.environ["ZEROMON_STORE"] = folder
         write_machine(machine.folder, changes={**machine.values, **job.changes})
         # The one process that runs needs no launcher, whose import of torch takes seconds
         environment = {**placed_launch(command, None, 1, machine.environment).environment, **_FIRST_RANK}
@@ -200,11 +201,3 @@ def print_progress(message: str) -> None:
     """Shows *message* in place of the previous one."""
     sys.stderr.write(f"\r\033[K{message}")
     sys.stderr.flush()
-
-
-def tiny_shape(layers: int = 4, width: int = 512, **more: int) -> dict[str, int]:
-    """A model for tests."""
-    return {"width": width, "layers": layers, "heads": 8, "positions": 512, **more}
-
-
-Jobs = Sequence[Job]

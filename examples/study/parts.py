@@ -68,11 +68,11 @@ def memory(lab: Lab) -> Part:
         cells = shown(
             result,
             lambda r, title=title, counted=counted: [
-                gigabytes(counted), gigabytes(r.peak), r.peak_phase, other_memory(title, r.peak),
+                gigabytes(counted), gigabytes(r.peak), other_memory(title, r.peak),
             ],
-            4,
+            3,
         )  # fmt: skip
-        planned = "n/a (no such option)" if plan is None else gigabytes(plan)
+        planned = "n/a (no option)" if plan is None else gigabytes(plan)
         rows.append([title, gigabytes(PAPER_STATES[title] * PSI), *cells[:2], planned, *cells[2:]])
         states.append(counted / GB)
         peaks.append(result.peak / GB)
@@ -84,7 +84,7 @@ def memory(lab: Lab) -> Part:
          Series("peak", titles, peaks, "bar", 1)],
         height=400,
     )  # fmt: skip
-    head = ("strategy", "paper", "states counted", "peak", "`plan`", "peak in", "beside the states")
+    head = ("strategy", "paper", "states", "peak", "`plan`", "in the peak beside the states")
     return Part(head, rows, chart)
 
 
@@ -113,10 +113,10 @@ def volumes(lab: Lab) -> Part:
         for title, job in jobs.MEMORY.items()
         if title != "DDP, gradients in buckets"
     }
-    chosen["ZeRO-2, `use_multi_rank_bucket_allreduce` false"] = (jobs.REDUCING, "2")
-    for distance, job in jobs.REUSE.items():
-        chosen[f"ZeRO-3, `stage3_max_reuse_distance` {distance / 1e9:g}e9"] = (job, "3")
-    chosen["the same, `stage3_max_live_parameters` 1e8"] = (jobs.LOW_LIVE, "3")
+    chosen["ZeRO-2 without `use_multi_rank_bucket_allreduce`"] = (jobs.REDUCING, "2")
+    for live, kept_jobs in ((1e9, jobs.REUSE), (1e8, jobs.LOW_LIVE)):
+        for distance, job in kept_jobs.items():
+            chosen[f"ZeRO-3, reuse {distance / 1e9:g}e9, live {live:.0e}".replace("+0", "")] = (job, "3")
     rows = []
     for title, (job, paper) in chosen.items():
         result = lab.run(job)
@@ -142,25 +142,20 @@ def volumes(lab: Lab) -> Part:
 
 def overlap(lab: Lab) -> Part:
     """The gain by overlap_comm over the speed of the link."""
-    rows, series = [], []
+    rows = [[f"{speed / GB:g} GB/s"] for speed in jobs.LINK_SPEEDS]
+    xs, series = [speed / GB for speed in jobs.LINK_SPEEDS], []
     for colour, stage in enumerate((2, 3)):
         gains, shares = [], []
-        for speed in jobs.LINK_SPEEDS:
+        for row, speed in zip(rows, jobs.LINK_SPEEDS, strict=True):
             off, on = (lab.run(jobs.OVERLAP[stage, speed, overlaps]) for overlaps in (False, True))
             gains.append(100 * (1 - on.step / off.step))
             shares.append(100 * off.exposed / off.step)
-            rows.append([
-                f"ZeRO-{stage}", f"{speed / GB:g} GB/s", f"{off.step * 1e3:.0f} ms",
-                f"{on.step * 1e3:.0f} ms", f"{shares[-1]:.1f} %", f"{100 * on.exposed / on.step:.1f} %",
-                f"{gains[-1]:.1f} %",
-            ])  # fmt: skip
-        xs = [speed / GB for speed in jobs.LINK_SPEEDS]
+            row += [f"{off.step * 1e3:.0f} ms", f"{shares[-1]:.0f} %", f"{gains[-1]:.1f} %"]
         series.append(Series(f"ZeRO-{stage}: gain", xs, gains, "line", colour))
-        series.append(Series(f"ZeRO-{stage}: exposed without", xs, shares, "dotted", colour))
-    ticks = [speed / GB for speed in jobs.LINK_SPEEDS]
-    chart = Chart("link, GB/s on the bus", "% of the step", series, x_log=True, x_ticks=ticks)
-    head = ("strategy", "link", "step without", "step with", "exposed without", "exposed with", "gain")
-    return Part(head, rows, chart)
+        series.append(Series("exposed without", xs, shares, "dotted", colour))
+    chart = Chart("link, GB/s on the bus", "% of the step", series, x_log=True, x_ticks=xs)
+    columns = [f"ZeRO-{stage}, {name}" for stage in (2, 3) for name in ("step", "exposed", "gain")]
+    return Part(("link", *columns), rows, chart)
 
 
 # ---- batch -------------------------------------------------------------------------------------------
@@ -205,28 +200,23 @@ SMALL_PSI = 4 * (12 * 4096**2 + 13 * 4096) + (2 * 256 + 2048 + 2) * 4096
 
 def offload(lab: Lab) -> Part:
     """The time of a step with the optimizer on the host, over the speed of PCIe."""
-    rows, series = [], []
+    rows = [[f"{speed / GB:g} GB/s"] for speed in jobs.PCIE_SPEEDS]
+    xs, series = [speed / GB for speed in jobs.PCIE_SPEEDS], []
     adam = ADAM_BYTES * SMALL_PSI / HOST_SPEED
     for colour, stage in enumerate((2, 3)):
         resident = lab.run(jobs.RESIDENT[stage])
         copied, whole = [], []
-        for speed in jobs.PCIE_SPEEDS:
+        for row, speed in zip(rows, jobs.PCIE_SPEEDS, strict=True):
             result = lab.run(jobs.OFFLOAD[stage, speed])
             copied.append(100 * (result.step / resident.step - 1))
             whole.append(100 * ((result.step + adam) / resident.step - 1))
-            rows.append([
-                f"ZeRO-{stage}", f"{speed / GB:g} GB/s", f"{resident.step * 1e3:.0f} ms",
-                f"{result.step * 1e3:.0f} ms", gigabytes(result.copied_bytes),
-                f"{copied[-1]:+.0f} %", f"{whole[-1]:+.0f} %", gigabytes(resident.peak - result.peak),
-            ])  # fmt: skip
-        xs = [speed / GB for speed in jobs.PCIE_SPEEDS]
+            row += [f"{result.step * 1e3:.0f} of {resident.step * 1e3:.0f} ms"]
+            row += [f"{copied[-1]:+.0f} %", f"{whole[-1]:+.0f} %"]
         series.append(Series(f"ZeRO-{stage}: copies", xs, copied, "line", colour))
-        series.append(Series(f"ZeRO-{stage}: with Adam", xs, whole, "dotted", colour))
-    ticks = [speed / GB for speed in jobs.PCIE_SPEEDS]
-    chart = Chart("PCIe, GB/s", "% longer than on the device", series, x_log=True, x_ticks=ticks)
-    head = ("strategy", "PCIe", "step on device", "step offloaded", "copied, GB", "copies alone",
-            "with Adam on the host", "saved, GB")  # fmt: skip
-    return Part(head, rows, chart)
+        series.append(Series("with Adam", xs, whole, "dotted", colour))
+    chart = Chart("PCIe, GB/s", "% longer than on the device", series, x_log=True, x_ticks=xs)
+    names = ("step", "by copies", "and by Adam")
+    return Part(("PCIe", *(f"ZeRO-{stage}, {name}" for stage in (2, 3) for name in names)), rows, chart)
 
 
 # ---- checkpointing -----------------------------------------------------------------------------------
