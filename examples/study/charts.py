@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -93,5 +94,10 @@ def write_charts(charts: dict[Path, Chart]) -> None:
         for path, chart in charts.items():
             size = json.dumps({"format": "svg", "width": WIDTH, "height": chart.height})
             drawn = page.evaluate(f"Plotly.toImage({json.dumps(chart.figure())}, {size})")
-            path.write_text(unquote(drawn.partition(",")[2]) + "\n")
+            image = unquote(drawn.partition(",")[2])
+            # plotly draws a number for each chart: a diff would show every line
+            names = set(re.findall(r"\bdefs-(\w{6})\b", image))
+            for number, name in enumerate(sorted(names)):
+                image = image.replace(name, f"{path.stem}{number}")
+            path.write_text(image + "\n")
         browser.close()

@@ -44,18 +44,23 @@ BESIDE_STATES: dict[str, Sequence[tuple[float, str]]] = {
     "DDP": [(4 * PSI, "buckets")],
     "DDP, gradients in buckets": [(2 * PSI, "autocast's 16-bit weights")],
     "ZeRO-1": [(2 * PSI / RANKS, "copy of the own gradients")],
-    "ZeRO-2": [(6 * PSI / RANKS, "own gradients in fp32, and flat")],
-    "ZeRO-3": [(1e9, "bucket"), (6e9, "gradients of a sub-group in fp32, and flat")],
+    "ZeRO-2": [(6 * PSI / RANKS, "own gradients in fp32 and flat")],
+    "ZeRO-3": [(1e9, "bucket"), (6e9, "a sub-group's gradients in fp32 and flat")],
 }
 """Strategy -> bytes of the peak that are no states, by the code of the frameworks."""
 
 
+SMALL_BYTES = 0.15e9
+"""Activations of 128 tokens take less, and are not named."""
+
+
 def other_memory(title: str, peak: int) -> str:
     """Returns what the peak has besides the states of the paper, in GB."""
-    known = BESIDE_STATES.get(title, ())
+    known = list(BESIDE_STATES.get(title, ()))
     rest = peak - PAPER_STATES[title] * PSI - sum(nbytes for nbytes, _ in known)
-    rest_name = "activations, other" if known else "gathered units and their gradients, activations"
-    return ", ".join(f"{gigabytes(nbytes)} {name}" for nbytes, name in (*known, (rest, rest_name)))
+    if abs(rest) > SMALL_BYTES:
+        known.append((rest, "activations" if known else "gathered units, their gradients, activations"))
+    return ", ".join(f"{gigabytes(nbytes)} {name}" for nbytes, name in known)
 
 
 def memory(lab: Lab) -> Part:
@@ -185,7 +190,7 @@ def batch(lab: Lab) -> Part:
         ends = [n for (s, n), r in rates.items() if s == stage and r.outcome]
         series.append(Series(f"ZeRO-{stage}: OOM", ends, [samples[-1]] * len(ends), "mark", colour))
     chart = Chart("sequences per device", "samples/s on four devices", series, x_ticks=jobs.BATCHES)
-    head = ("micro-batch", "ZeRO-2, samples/s", "its peak", "ZeRO-3, samples/s", "its peak")
+    head = ("micro-batch", "ZeRO-2, samples/s", "ZeRO-2, peak", "ZeRO-3, samples/s", "ZeRO-3, peak")
     return Part(head, rows, chart)
 
 
