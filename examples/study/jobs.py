@@ -57,7 +57,7 @@ OVERLAP = {
     for overlaps in (False, True)
 }  # fmt: skip
 
-BATCHES = (1, 2, 4, 8, 10, 12, 14)
+BATCHES = (1, 2, 4, 8, 10, 11, 12)
 BATCH = {
     (stage, batch): Job(
         f"zero{stage}", {**SEVEN_BILLION, "length": 1024, "batch": batch}, {"overlap_comm": True}
