@@ -31,6 +31,7 @@ TRAIN = Path(__file__).parent / "train.py"
 RANKS = 4
 GB = 1e9
 MAX_SECONDS = 570
+OUT_OF_MEMORY = "out of memory"
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,12 @@ class Lab:
         self._known = {row["job"]: Result(**row["result"]) for row in map(json.loads, rows)}
 
     def run(self, job: Job) -> Result:
-        """Returns the result of *job*, which runs unless it is known."""
+        """Returns the result of *job*, which runs unless it is known. One that fails ends the study."""
         if job.key not in self._known:
             self.say(" ".join(job.words()))
             result = run_job(job, self.python, self.say)
+            if result.outcome not in ("", OUT_OF_MEMORY):
+                raise SystemExit(f"{' '.join(job.words())} failed: {result.outcome}")
             self._known[job.key] = result
             row = {"job": job.key, "result": asdict(result)}
             with self._file.open("a") as file:
@@ -162,8 +165,11 @@ def read_result(run: RunSnapshot, folder: Path, rings: RankRings, output: str, o
     rank = run.ranks[0]
     facts = [json.loads(row) for row in re.findall(r"^.*?facts (\{.*\})$", output, re.MULTILINE)]
     device = rank.memory.device
-    if not facts or device is None or rank.memory.out_of_memory:
-        return Result(outcome or "out of memory")
+    if rank.memory.out_of_memory:
+        return Result(OUT_OF_MEMORY)
+    figures = step_figures(rank, folder, rings)
+    if outcome or not facts or device is None or "step" not in figures:
+        return Result(outcome or f"no two steps on the device's clock: {output[-500:]}")
     return Result(
         outcome="",
         roles={row.role: row.device_bytes for row in rank.memory.roles},
@@ -171,7 +177,7 @@ def read_result(run: RunSnapshot, folder: Path, rings: RankRings, output: str, o
         after_backward=facts[-1]["after_backward"],
         peak=facts[-1]["peak"],
         peak_phase=device.peak_phase,
-        **step_figures(rank, folder, rings),
+        **figures,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jobs
 from charts import Chart, Series
 from jobs import PSI
-from lab import GB, RANKS, Job, Lab, Result
+from lab import GB, OUT_OF_MEMORY, RANKS, Job, Lab, Result
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,8 @@ def gigabytes(nbytes: float) -> str:
 
 
 def shown(result: Result, cells: Callable[[Result], Sequence[str]], count: int) -> list[str]:
-    """Returns the *cells* of a run that trained; else why it did not, in each of *count* cells."""
-    if not result.outcome:
-        return list(cells(result))
-    return ["OOM" if result.outcome == "out of memory" else f"n/a ({result.outcome})"] * count
+    """Returns the *cells* of a run that trained; *count* times OOM where it ran out of memory."""
+    return ["OOM"] * count if result.outcome else list(cells(result))
 
 
 # ---- memory ------------------------------------------------------------------------------------------
@@ -178,7 +176,7 @@ def batch(lab: Lab) -> Part:
     for size in jobs.BATCHES:
         cells = []
         for stage in (2, 3):
-            result = rates.get((stage, size), Result("out of memory"))
+            result = rates.get((stage, size), Result(OUT_OF_MEMORY))
             cells += shown(
                 result, lambda r, size=size: [f"{RANKS * size / r.step:.1f}", gigabytes(r.peak)], 2
             )
