@@ -263,7 +263,7 @@ def attacks_table(entries: Sequence[Entry]) -> Table:
 
 
 def strategies_table(entries: Sequence[Entry]) -> Table:
-    """One row per strategy: its results with their numbers of ranks; versions alike share a column."""
+    """Results with their numbers of ranks; strategies alike share a row, versions alike a column."""
     cells: defaultdict[str, defaultdict[str, dict[str, list[str]]]] = defaultdict(
         lambda: defaultdict(dict)
     )
@@ -276,7 +276,10 @@ def strategies_table(entries: Sequence[Entry]) -> Table:
                   or "not run" for name in strategies]  # fmt: skip
         versions[tuple(column)].append(version)
     head = ("strategy", *(f"ranks, torch {', '.join(alike)}" for alike in versions.values()))
-    return head, [list(row) for row in zip(strategies, *versions, strict=True)]
+    rows: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for strategy, *results in zip(strategies, *versions, strict=True):
+        rows[tuple(results)].append(strategy)
+    return head, [["; ".join(names), *results] for results, names in rows.items()]
 
 
 def published_steps_table(entries: Sequence[Entry]) -> Table:

@@ -185,6 +185,8 @@ def test_strategies_are_published_with_the_columns_of_the_page() -> None:
         ["DDP", "right: 2, 4", "losses off by 3.0%: 2"],
         ["HSDP", "n/a (needs 4 ranks): 2; right: 4", "not run"],
     ]
+    rows = [[name, "2.13.0", "2", "right"] for name in ("DDP", "FSDP2")]
+    assert strategies_table([{**GOOD, "rows": rows}])[1] == [["DDP; FSDP2", "right: 2"]]
 
 
 def test_a_calibration_is_published_with_the_columns_of_the_page() -> None:

@@ -406,7 +406,7 @@ def _step_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         return
     is_3 = p.stage == ZeroStage.PARAMETERS
     shard = s.trainable_shard_numel if is_3 else s.trainable // (p.shard_ranks if p.stage else 1)
-    group = math.ceil(shard / sub_groups(s, p))
+    group = min(shard, p.sub_group_numel or shard) if is_3 else shard
     is_half = p.precision.grad_bytes < 4
     # BF16 with fp32 gradients: stages 1 and 2 keep them in one flat buffer from the start
     is_flat = not is_3 and not is_half and p.precision.param_bytes < 4
