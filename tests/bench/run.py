@@ -89,7 +89,7 @@ PUBLISHED = {
     "exposition": "cost.exposition", "forecast": "accuracy.forecast", "hooks": "cost.hooks",
     "imports": "cost.imports", "ours": "accuracy.truth", "prediction": "accuracy.prediction",
     "rings": "scale.rings", "scale": "scale.prometheus", "seconds": "accuracy.seconds",
-    "snapshot": "cost.file-snapshot", "soak": "reliability.soak", "step": "cost.account",
+    "snapshot": "cost.file-snapshot", "soak": "reliability.soak", "step": "cost.whole",
     "store": "cost.store", "traces": "cost.traces", "tui": "cost.tui",
 }  # fmt: skip
 """Bench -> the file and entry of docs/evidence/data that its figures replace."""
