@@ -59,7 +59,7 @@ class Samples(Dataset[torch.Tensor]):
         rows = BATCH
         if has_fault("uneven"):
             rows *= int(torch.randint(1, FAULT["longest"] + 1, (), generator=self.random))
-        return self.row.expand(rows, HIDDEN).contiguous()
+        return self.row.expand(rows, HIDDEN).contiguous().pin_memory()
 
 
 class Block(nn.Module):
@@ -231,7 +231,7 @@ def train(wrapped: Plain) -> None:
             struck = time.monotonic()
             batch = next(batches)
             loaded = time.monotonic()
-            inputs = batch.to("cuda", wrapped.dtype)
+            inputs = batch.to("cuda", non_blocking=True).to(wrapped.dtype)
             mark("forward")
             loss = model(inputs).float().square().mean()
             mark("backward")

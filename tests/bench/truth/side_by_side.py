@@ -34,8 +34,11 @@ from watched import (  # noqa: E402
     QUESTIONS,
     Told,
     all_monitors,
+    decode_told,
+    encode_told,
     peers,
     plain,
+    result_key,
     told,
     virtual_peers,
 )
@@ -44,6 +47,7 @@ from zeromon.base.units import human_bytes, human_ratio, human_seconds  # noqa: 
 
 TOOL = "tests/bench/truth/side_by_side.py"
 HUMAN = {"s": human_seconds, "bytes": human_bytes, "ratio": human_ratio}
+RESULTS = ROOT / "build" / "monitors.jsonl"
 COST_CASE = {"gloo": "plain", "virtual": "launch-ddp"}
 
 
@@ -80,15 +84,25 @@ def entry(head: Sequence[str], rows: Sequence[Sequence[Any]], **more: Any) -> En
     return measured_here(TOOL, head=list(head), rows=[list(row) for row in rows], **more)
 
 
-def answered(kind: str, cases: Sequence[str]) -> dict[str, dict[str, Told]]:
-    """Runs each case under each monitor; prints a table per case."""
+def answered(kind: str, cases: Sequence[str], only: Sequence[str]) -> dict[str, dict[str, Told]]:
+    """Runs each case under each monitor, unless its result is known; prints a table per case."""
     answers: dict[str, dict[str, Told]] = {}
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    known = {key: facts for key, facts in map(json.loads, lines)}
     for number, case in enumerate(cases, 1):
         chosen = [monitor for monitor in all_monitors() if applies(monitor, kind, case)]
         answers[case] = {}
         for monitor in chosen:
+            key = result_key(monitor, kind, case)
+            if key in known:
+                answers[case][monitor.name] = decode_told(known[key])
+                continue
+            if only and monitor.name not in only:
+                continue
             began = time.monotonic()
-            answers[case][monitor.name] = told(monitor, kind, case)
+            answers[case][monitor.name] = one = told(monitor, kind, case)
+            with RESULTS.open("a") as file:
+                file.write(json.dumps([key, encode_told(one)]) + "\n")
             spent = time.monotonic() - began
             print(f"{number} of {len(cases)}: {case}, {monitor.name}, {spent:.0f} s", file=sys.stderr)
         print(f"\n### {case}\n")
@@ -175,10 +189,12 @@ def verdict_cell(case: str, one: Told) -> str:
 
 
 def costs(kind: str, pairs: int) -> Entry:
-    """Whole runs with each monitor and without, in turns: means with 95 % intervals."""
+    """Whole runs with each monitor and without, in turns: means with 95 % intervals.
+
+    DeepSpeed's own monitors are in its engine, which the job of the costs has not.
+    """
     case = COST_CASE[kind]
-    watching = [m for m in all_monitors() if m.name not in ("comms_logger", "flops profiler")
-                and m.reason is None and m.answers[kind]]  # fmt: skip
+    watching = [m for m in all_monitors() if m.package != "deepspeed" and m.answers[kind]]
     runs: defaultdict[str, list[Told]] = defaultdict(list)
     for turn in range(pairs):
         order = [None, *watching]
@@ -230,12 +246,17 @@ def main() -> None:
     parser.add_argument(
         "--publish", action="store_true", help="store the tables for docs/evidence/peers.md"
     )
+    parser.add_argument("--only", nargs="*", default=[], metavar="MONITOR", help="names of monitors")
+    parser.add_argument("--resume", action="store_true", help=f"go on with {RESULTS.name} in build/")
     options = parser.parse_args()
+    RESULTS.parent.mkdir(exist_ok=True)
+    if not options.resume:
+        RESULTS.unlink(missing_ok=True)
     kind = options.device
     patterns = options.cases or ["*"]
     cases = [name for name in CASES[kind] if any(fnmatchcase(name, one) for one in patterns)]
     print(", ".join(versions(kind)), flush=True)
-    answers = answered(kind, cases)
+    answers = answered(kind, cases, options.only)
     entries = virtual_entries(answers) if kind == "virtual" else gloo_entries(answers)
     if options.pairs:
         entries["virtual-costs" if kind == "virtual" else "costs"] = costs(kind, options.pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -20,11 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forked_ranks import Forks
-from forks import ForkServer
 from monitor import Answers, Monitor, Run, Shown, load_monitor, monitor_files
-from support import clean_environment
-from truths import WINDOW, gloo_truth, step_seconds, virtual_truth
+from truths import WINDOW, Truth, gloo_truth, step_seconds, virtual_truth
 from vgpu.environment import Environment, find
+from vgpu.truth_table import cuda_fork_server
 
 from zeromon_vgpu.machine import Fault, write_machine
 
@@ -118,18 +118,22 @@ def cuda() -> Environment:
 @cache
 def forks() -> Forks:
     """What forks the ranks of virtual runs."""
-    variables = clean_environment() | cuda().variables(Path(tempfile.gettempdir()))
-    variables.pop("VGPU_DIR")  # that of each run
-    variables["DS_ACCELERATOR"] = "cuda"  # without a run, DeepSpeed finds no device
-    python = str(virtual_peers() / "python")
-    return Forks(ForkServer("deepspeed", environment=variables, python=python))
+    return Forks(cuda_fork_server(cuda()))
+
+
+def _programs(kind: str, monitor: Monitor | None) -> Path:
+    """Where Python is, and the monitor's own programs; what installs nothing needs no environment."""
+    if kind == "gloo":
+        return peers()
+    is_bare = monitor is None or (monitor.forks and not monitor.installed)
+    return cuda().folder / "bin" if is_bare else virtual_peers()
 
 
 def make_run(kind: str, name: str, folder: Path, monitor: Monitor | None) -> Run:
     """The run of a case; writes the machine of a virtual one."""
     case = CASES[kind][name]
     is_virtual = kind == "virtual"
-    program, bin_folder = HERE / case["program"], virtual_peers() if is_virtual else peers()
+    program, bin_folder = HERE / case["program"], _programs(kind, monitor)
     variables = os.environ | {
         "TRUTH": str(folder), "OMP_NUM_THREADS": "1", "TRUTH_WAITS": "60" if monitor else "0",
         "ZEROMON_DIR": f"{folder}/rings", "ZEROMON_STORE": f"{folder}/store",
@@ -293,3 +297,41 @@ def _memory(run: Run) -> int:
                     if line.startswith("Pss:"):
                         total += int(line.split()[1]) << 10
     return total
+
+
+# ---- results in a file, so that a bench that was cut goes on -----------------------------------------
+
+
+def encode_told(one: Told) -> dict[str, Any]:
+    """As JSON has it: what is only shown, and truths, as objects."""
+
+    def encode(value: Any) -> Any:
+        if isinstance(value, Shown):
+            return {"shown": value.value}
+        return {"ranges": value.ranges, "step": value.step} if isinstance(value, Truth) else value
+
+    facts = one._asdict()
+    for key in ("answers", "truth"):
+        facts[key] = {name: encode(value) for name, value in facts[key].items()}
+    return facts
+
+
+def decode_told(facts: Mapping[str, Any]) -> Told:
+    """The result again."""
+
+    def decode(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if "shown" in value:
+            return Shown(value["shown"])
+        return Truth(tuple((low, high) for low, high in value["ranges"]), value["step"])
+
+    decoded = {key: {name: decode(value) for name, value in facts[key].items()}
+               for key in ("answers", "truth")}  # fmt: skip
+    return Told(**{**facts, **decoded})
+
+
+def result_key(monitor: Monitor, kind: str, case: str) -> str:
+    """Names a result by what it depends on: the case, and the monitor's file."""
+    text = (HERE / "monitors" / f"{file_of(monitor)}.py").read_text() + json.dumps(CASES[kind][case])
+    return f"{kind} {case} {monitor.name} {hashlib.sha256(text.encode()).hexdigest()[:12]}"

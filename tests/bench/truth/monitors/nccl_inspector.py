@@ -33,7 +33,7 @@ def _after(run: Run) -> dict[str, Any]:
 
 MONITOR = Monitor(
     "NCCL Inspector", "torch", lines=0,
-    answers={"gloo": [], "virtual": ["healthy-*", "poor-ddp"]},
+    answers={"gloo": [], "virtual": ["healthy-ddp", "healthy-fsdp1", "healthy-fsdp2", "healthy-zero2", "poor-ddp"]},
     environment={
         "NCCL_PROFILER_PLUGIN": "libnccl-profiler-inspector.so", "NCCL_INSPECTOR_ENABLE": "1",
         "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500",

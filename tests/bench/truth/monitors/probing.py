@@ -43,7 +43,7 @@ MONITOR = Monitor(
     "probing", "probing", lines=0,
     answers={
         "gloo": ["plain", "input", "slow", "hang"],
-        "virtual": ["healthy-ddp", "healthy-fsdp2", "late-*", "hang-*", "leaves-*"],
+        "virtual": ["healthy-ddp", "late-ddp", "hang-ddp"],
     },
     environment={"PROBING": "{program}", "PROBING_TORCH_PROFILING": "on"},
     live=_live, installed=["probing==0.2.4"], url="https://github.com/reiase/probing",

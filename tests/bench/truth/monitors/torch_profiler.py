@@ -80,6 +80,6 @@ def _after(run: Run) -> dict[str, Any]:
 
 MONITOR = Monitor(
     "torch.profiler + HTA", "torch", lines=7,
-    answers={"gloo": [], "virtual": ["healthy-*", "poor-*", "launch-*", "input-*"]},
+    answers={"gloo": [], "virtual": ["healthy-*", "poor-*", "launch-ddp"]},
     after=_after, url="https://github.com/facebookresearch/HolisticTraceAnalysis",
 )  # fmt: skip

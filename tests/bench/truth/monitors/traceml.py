@@ -67,7 +67,8 @@ def _after(run: Run) -> dict[str, Any]:
 MONITOR = Monitor(
     "TraceML", "traceml-ai", lines=3,
     answers={"gloo": ["plain", "exchange", "input", "slow", "leak", "death"], "virtual": [
-            "*-ddp", "*-ddp-unused", "*-trainer",
+            "healthy-ddp", "healthy-trainer", "poor-ddp", "late-ddp", "late-input-ddp", "launch-ddp",
+            "input-ddp", "leak-ddp", "checkpoint-ddp", "uneven-ddp",
         ]},
     launch=_launch, after=_after, installed=["traceml-ai==0.5.0"],
     url="https://github.com/traceopt-ai/traceml", forks=False,

@@ -1,10 +1,10 @@
-"""zeromon: the figures of `zeromon report --json`, and the verdict in the first line of the report."""
+"""zeromon: the figures of the snapshot that `zeromon report` reads, and the verdict in its first line."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from monitor import Monitor, Run
@@ -36,18 +36,21 @@ def _live(run: Run) -> dict[str, Any]:
 
 def _after(run: Run) -> dict[str, Any]:
     """Once the collector has seen the end, which takes it a second or two."""
-    return _answers(run, "--wait", "20")
+    return _answers(run, 20)
 
 
-def _answers(run: Run, *options: str) -> dict[str, Any]:
+def _answers(run: Run, seconds: float = 0.0) -> dict[str, Any]:
+    """From the snapshot that `zeromon report --wait SECONDS` reads, in this process."""
     from zeromon.base.errors import ZeromonError
-    from zeromon.storage.run_store import decode_snapshot
+    from zeromon.cli.report import newest_snapshot
 
-    folders = {name: run.variables[name] for name in ("ZEROMON_DIR", "ZEROMON_STORE")}
-    words = [sys.executable, "-m", "zeromon", "report", "--json", *options]
-    done = subprocess.run(words, capture_output=True, env=os.environ | folders, timeout=60)
+    os.environ.update({name: run.variables[name] for name in ("ZEROMON_DIR", "ZEROMON_STORE")})
+    deadline = time.monotonic() + seconds
     try:
-        snapshot = decode_snapshot(done.stdout)
+        snapshot = newest_snapshot(None)
+        while not snapshot.ended and time.monotonic() < deadline:
+            time.sleep(0.25)
+            snapshot = newest_snapshot(None)
     except ZeromonError:
         return {}
     ranks = sorted(snapshot.ranks, key=lambda rank: rank.rank)
