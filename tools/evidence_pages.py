@@ -338,7 +338,7 @@ def monitor_errors_table(entries: Sequence[Entry]) -> Table:
 
 
 def monitor_verdicts_table(entries: Sequence[Entry]) -> Table:
-    """Case by monitor that concludes anything; the cases without a fault and of poor overlap together."""
+    """Case by monitor that concludes anything; the cases of one state together."""
     head = entries[0]["head"]
     groups: defaultdict[str, list[Sequence[str]]] = defaultdict(list)
     for row in (row for entry in entries for row in entry["rows"]):

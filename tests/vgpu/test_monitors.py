@@ -1,4 +1,4 @@
-"""A case of the truth bench on the virtual device, from end to end: what zeromon answers is the truth."""
+"""A case of the truth bench on the virtual device, end to end: what zeromon answers is the truth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains a small Llama with the Trainer of transformers, marked: `device_trainer.py CASE`, as device_job.py."""
+"""Trains a small Llama by the Trainer of transformers: `device_trainer.py CASE`, as device_job.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a monitor declares: one file in monitors/ with a `MONITOR`, and a class `Lines` where it asks for lines.
+"""A monitor's declaration: a file in monitors/ with a `MONITOR`, and `Lines` where it asks for lines.
 
 The files are read by the bench and, for their lines, by the job; so they import only the standard
 library at their top. Answers are keyed by question (cases.json). What a monitor concludes is a plain
@@ -131,7 +131,7 @@ class Monitor(NamedTuple):
     """Tries to start it; the reason why it cannot answer here, or ""."""
     url: str = ""
     forks: bool = True
-    """Whether ranks may be forked from a process that has imported torch: it does not begin at their start."""
+    """Whether ranks may be forked from a process with torch: it does not begin at their start."""
 
 
 def load_monitor(name: str) -> ModuleType:

@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -88,7 +89,7 @@ def answered(kind: str, cases: Sequence[str], only: Sequence[str]) -> dict[str, 
     """Runs each case under each monitor, unless its result is known; prints a table per case."""
     answers: dict[str, dict[str, Told]] = {}
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    known = {key: facts for key, facts in map(json.loads, lines)}
+    known = dict(map(json.loads, lines))
     for number, case in enumerate(cases, 1):
         chosen = [monitor for monitor in all_monitors() if applies(monitor, kind, case)]
         answers[case] = {}
@@ -100,7 +101,12 @@ def answered(kind: str, cases: Sequence[str], only: Sequence[str]) -> dict[str, 
             if only and monitor.name not in only:
                 continue
             began = time.monotonic()
-            answers[case][monitor.name] = one = told(monitor, kind, case)
+            try:
+                one = told(monitor, kind, case)
+            except Exception:
+                traceback.print_exc()  # the others go on; this one has no result
+                continue
+            answers[case][monitor.name] = one
             with RESULTS.open("a") as file:
                 file.write(json.dumps([key, encode_told(one)]) + "\n")
             spent = time.monotonic() - began
@@ -188,13 +194,14 @@ def verdict_cell(case: str, one: Told) -> str:
 # ---- costs ----------------------------------------------------------------------------------------
 
 
-def costs(kind: str, pairs: int) -> Entry:
+def costs(kind: str, pairs: int, only: Sequence[str]) -> Entry:
     """Whole runs with each monitor and without, in turns: means with 95 % intervals.
 
     DeepSpeed's own monitors are in its engine, which the job of the costs has not.
     """
     case = COST_CASE[kind]
     watching = [m for m in all_monitors() if m.package != "deepspeed" and m.answers[kind]]
+    watching = [m for m in watching if not only or m.name in only]
     runs: defaultdict[str, list[Told]] = defaultdict(list)
     for turn in range(pairs):
         order = [None, *watching]
@@ -222,7 +229,9 @@ def costs(kind: str, pairs: int) -> Entry:
     print(f"\n### cost, {pairs} runs each, in turns\n\n{markdown_table((head, rows))}", flush=True)
     if kind == "virtual":
         return entry(head, rows, shown=["monitor", "step", "start", "lines in the script"])
-    return entry(head, rows, shown=["monitor", "start", "memory of all processes", "lines in the script"])
+    return entry(
+        head, rows, shown=["monitor", "start", "memory of all processes", "lines in the script"]
+    )
 
 
 def mean(values: Sequence[float]) -> tuple[float, float]:
@@ -259,7 +268,7 @@ def main() -> None:
     answers = answered(kind, cases, options.only)
     entries = virtual_entries(answers) if kind == "virtual" else gloo_entries(answers)
     if options.pairs:
-        entries["virtual-costs" if kind == "virtual" else "costs"] = costs(kind, options.pairs)
+        entries["virtual-costs" if kind == "virtual" else "costs"] = costs(kind, options.pairs, options.only)
     if options.publish:
         publish("peers", entries)
 

@@ -28,7 +28,7 @@ class Truth(NamedTuple):
     step: float | None = None
 
     def error(self, answer: float) -> float | None:
-        """How far the answer lies outside the nearest range: a ratio of its end, or a share of a step."""
+        """Distance of the answer from the nearest range: a ratio of its end, or a share of a step."""
         errors = []
         for low, high in self.ranges:
             distance = max(low - answer, answer - high, 0.0)

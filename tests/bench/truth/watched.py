@@ -1,4 +1,4 @@
-"""Runs a case under a monitor, on gloo or on the virtual CUDA device, and keeps what the monitor answers."""
+"""Runs a case under a monitor, on gloo or on the virtual CUDA device, and keeps its answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROOT = HERE.parents[2]
 PEERS = ROOT / ".peers"
 CASES: Mapping[str, Any] = json.loads((HERE / "cases.json").read_text())
 QUESTIONS: Mapping[str, str] = CASES["questions"]
-"""What may be asked, with its unit. Times and bytes are per step of rank 0; growth is of both on gloo."""
+"""What may be asked, with its unit. Times and bytes: per step of rank 0; growth: of both on gloo."""
 PATIENCE = 60.0
 """Seconds that a monitor has to name a fault of a job that does not end."""
 LONGEST_SECONDS = {"gloo": 300.0, "virtual": 180.0}
@@ -255,10 +255,12 @@ class _Watch:
         answers = dict(self.answers)
         if self.monitor and not self.run.must_name:
             for key, value in self.monitor.after(self.run).items():
-                if value is not None and not (key in ("device memory", "utilization") and key in answers):
+                if value is not None and not (
+                    key in ("device memory", "utilization") and key in answers
+                ):
                     answers[key] = value
         if self.samples:
-            answers["utilization"] = statistics.fmean(self.samples)
+            answers["utilization"] = statistics.median(self.samples)
         if self.named is not None:
             is_shown = isinstance(answers.get("rank", answers.get("cause")), Shown)
             answers["named after"] = Shown(self.named) if is_shown else self.named
@@ -332,6 +334,6 @@ def decode_told(facts: Mapping[str, Any]) -> Told:
 
 
 def result_key(monitor: Monitor, kind: str, case: str) -> str:
-    """Names a result by what it depends on: the case, and the monitor's file."""
-    text = (HERE / "monitors" / f"{file_of(monitor)}.py").read_text() + json.dumps(CASES[kind][case])
-    return f"{kind} {case} {monitor.name} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    """Names a result by the case, as cases.json has it, and the monitor."""
+    content = hashlib.sha256(json.dumps(CASES[kind][case]).encode()).hexdigest()
+    return f"{kind} {case} {monitor.name} {content[:12]}"

@@ -37,6 +37,6 @@ def _live(run: Run) -> dict[str, Any]:
 
 
 MONITOR = Monitor(
-    "debug server", "torch", lines=2, answers={"gloo": ["hang"], "virtual": ["hang-*", "leaves-*"]},
+    "debug server", "torch", lines=2, answers={"gloo": ["hang"], "virtual": ["hang-ddp", "hang-fsdp2"]},
     environment={"DEBUG_PORT": str(PORT)}, live=_live,
 )  # fmt: skip

@@ -13,7 +13,7 @@ FIRST = 20
 
 
 def _after(run: Run) -> dict[str, Any]:
-    """Bytes and time of communication per step: means of the records, times the calls that NCCL counts."""
+    """Bytes and time of communication per step: means of records, times the calls that NCCL counts."""
     calls: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for path in (run.folder / "inspector").glob("*.log"):
         rows = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
@@ -33,7 +33,7 @@ def _after(run: Run) -> dict[str, Any]:
 
 MONITOR = Monitor(
     "NCCL Inspector", "torch", lines=0,
-    answers={"gloo": [], "virtual": ["healthy-ddp", "healthy-fsdp1", "healthy-fsdp2", "healthy-zero2", "poor-ddp"]},
+    answers={"gloo": [], "virtual": ["healthy-ddp", "healthy-fsdp2", "poor-ddp"]},
     environment={
         "NCCL_PROFILER_PLUGIN": "libnccl-profiler-inspector.so", "NCCL_INSPECTOR_ENABLE": "1",
         "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500",

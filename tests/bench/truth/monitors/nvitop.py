@@ -28,6 +28,6 @@ def _live(run: Run) -> dict[str, Any]:
 
 MONITOR = Monitor(
     "nvitop", "nvitop", lines=0,
-    answers={"gloo": [], "virtual": ["healthy-ddp", "healthy-zero3", "poor-ddp", "launch-ddp", "input-ddp"]},
+    answers={"gloo": [], "virtual": ["healthy-ddp", "healthy-zero3", "poor-ddp", "launch-ddp"]},
     live=_live, installed=["nvitop==1.7.2"], url="https://github.com/XuehaiPan/nvitop",
 )  # fmt: skip

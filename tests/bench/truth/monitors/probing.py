@@ -1,4 +1,4 @@
-"""probing: SQL over the modules that it samples in each rank, and the stack of a rank that stands still."""
+"""probing: SQL over the modules that it samples in each rank, and the stack of a stuck rank."""
 
 from __future__ import annotations
 

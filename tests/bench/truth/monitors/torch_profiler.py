@@ -1,4 +1,4 @@
-"""torch.profiler's trace of some steps, read by HolisticTraceAnalysis, as the documentation of both says."""
+"""torch.profiler's trace of some steps, read by HolisticTraceAnalysis."""
 
 from __future__ import annotations
 

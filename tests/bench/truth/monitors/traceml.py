@@ -15,7 +15,7 @@ TIMES = {
 }  # fmt: skip
 CAUSES = {
     "INPUT_BOUND": "input", "BALANCED": "healthy", "COMPUTE_BOUND": "healthy",
-    "RESIDUAL_HEAVY": "residual",
+    "RESIDUAL_HEAVY": "residual", "CREEP_CONFIRMED": "leak", "CREEP_EARLY": "leak",
 }  # fmt: skip
 
 
@@ -40,6 +40,16 @@ def _launch(run: Run) -> list[str]:
     return [*launcher, "--args", *run.arguments]
 
 
+def _first(block: Any, key: str) -> Any:
+    """The first number of that name in nested objects."""
+    if isinstance(block, dict):
+        if isinstance(block.get(key), (int, float)):
+            return block[key]
+        values = (_first(value, key) for value in block.values())
+        return next((value for value in values if value is not None), None)
+    return None
+
+
 def _after(run: Run) -> dict[str, Any]:
     path = run.folder / "logs" / "job" / "final_summary.json"
     if not path.exists():
@@ -50,8 +60,15 @@ def _after(run: Run) -> dict[str, Any]:
     answers: dict[str, Any] = {
         name: row[key] / 1e3 for name, key in TIMES.items() if row.get(key) is not None
     }
+    memory = summary["step_memory"]
+    of_rank = memory.get("groups", {}).get("rows", {}).get("0", {}).get("metrics", {})
+    answers["peak"] = of_rank.get("peak_allocated_bytes")
+    percent = _first(summary["system"], "gpu_util_percent")
+    answers["utilization"] = percent / 100 if isinstance(percent, (int, float)) else None
     diagnosis = timing["diagnosis"]
     kind = diagnosis["kind"]
+    if "CREEP" in memory["diagnosis"]["kind"]:
+        kind = memory["diagnosis"]["kind"]
     answers |= {"rank": "nobody", "cause": CAUSES.get(kind, kind.lower()), "sentence": kind}
     if "STRAGGLER" in kind:
         evidence = diagnosis["evidence"]
@@ -66,10 +83,13 @@ def _after(run: Run) -> dict[str, Any]:
 
 MONITOR = Monitor(
     "TraceML", "traceml-ai", lines=3,
-    answers={"gloo": ["plain", "exchange", "input", "slow", "leak", "death"], "virtual": [
-            "healthy-ddp", "healthy-trainer", "poor-ddp", "late-ddp", "late-input-ddp", "launch-ddp",
-            "input-ddp", "leak-ddp", "checkpoint-ddp", "uneven-ddp",
-        ]},
+    answers={
+        "gloo": ["plain", "exchange", "input", "slow", "leak", "death"],
+        "virtual": [
+            "healthy-ddp", "poor-ddp", "late-ddp", "late-input-ddp", "launch-ddp", "input-ddp",
+            "leak-ddp", "checkpoint-ddp", "uneven-ddp",
+        ],
+    },
     launch=_launch, after=_after, installed=["traceml-ai==0.5.0"],
     url="https://github.com/traceopt-ai/traceml", forks=False,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""zeromon: the figures of the snapshot that `zeromon report` reads, and the verdict in its first line."""
+"""zeromon: figures of the snapshot that `zeromon report` reads, and the verdict in its first line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WINDOW = 20
 """Steps that a mean of the report is over."""
 CAUSES = {
     "straggler": "late rank", "data_wait": "input", "launch_bound": "launch", "oom_risk": "leak",
-    "slow_steps": "slow step", "device_idle": "idle device",
+    "slow_steps": "slow step", "device_idle": "idle device", "whole_model_unit": "communication",
 }  # fmt: skip
 """The rule of the finding that the verdict is about -> what it means; other rules of the family ZM3 are
 about communication."""
@@ -85,8 +85,9 @@ def _faults(snapshot: RunSnapshot) -> dict[str, Any]:
     """What it says of late, stuck and dead ranks, and of growing memory."""
     answers: dict[str, Any] = {"rank": "nobody"}
     for late in snapshot.stragglers:
-        phase = late.phase.partition("_")[0]
-        answers |= {"rank": late.rank, "late in": phase, "late by": late.late_seconds}
+        phases = [phase.partition("_")[0] for phase in late.phases]
+        answers |= {"rank": late.rank, "late by": late.late_seconds}
+        answers["late in"] = phases[0] if phases else None
     for risk in (risk for rank in snapshot.ranks[:1] for risk in rank.memory.risks):
         if risk.growth_bytes_per_step is not None:
             answers["grow by"] = risk.growth_bytes_per_step  # the host's is of all ranks
