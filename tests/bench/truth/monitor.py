@@ -130,6 +130,8 @@ class Monitor(NamedTuple):
     reason: Callable[[Run], str] | None = None
     """Tries to start it; the reason why it cannot answer here, or ""."""
     url: str = ""
+    steps: tuple[int, int] | None = None
+    """The first and the last step that its figures are of, where it chooses; from 0."""
     forks: bool = True
     """Whether ranks may be forked from a process with torch: it does not begin at their start."""
 

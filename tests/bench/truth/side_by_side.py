@@ -49,6 +49,7 @@ from zeromon.base.units import human_bytes, human_ratio, human_seconds  # noqa: 
 TOOL = "tests/bench/truth/side_by_side.py"
 HUMAN = {"s": human_seconds, "bytes": human_bytes, "ratio": human_ratio}
 RESULTS = ROOT / "build" / "monitors.jsonl"
+VIRTUAL = "virtual H100, torch 2.13.0"
 COST_CASE = {"gloo": "plain", "virtual": "launch-ddp"}
 
 
@@ -169,8 +170,10 @@ def virtual_entries(answers: Mapping[str, Mapping[str, Told]]) -> dict[str, Entr
     at = [0, *(1 + names.index(name) for name in asked)]
     rows = [[row[number] for number in at] for row in verdicts]
     return {
-        "virtual-figures": entry(head, figures, view="monitor-errors"),
-        "virtual-verdicts": entry(["case", *asked], rows, view="monitor-verdicts"),
+        "virtual-figures": entry(
+            head, figures, view="monitor-errors", machine=f"{VIRTUAL}; {', '.join(versions('virtual'))}"
+        ),
+        "virtual-verdicts": entry(["case", *asked], rows, view="monitor-verdicts", machine=VIRTUAL),
     }
 
 
@@ -228,7 +231,8 @@ def costs(kind: str, pairs: int, only: Sequence[str]) -> Entry:
     head = ["monitor", "step", "start", "memory of all processes", "lines in the script"]
     print(f"\n### cost, {pairs} runs each, in turns\n\n{markdown_table((head, rows))}", flush=True)
     if kind == "virtual":
-        return entry(head, rows, shown=["monitor", "step", "start", "lines in the script"])
+        shown = ["monitor", "step", "lines in the script"]  # ranks are forked: no start, no imports
+        return entry(head, rows, shown=shown, machine=VIRTUAL)
     return entry(
         head, rows, shown=["monitor", "start", "memory of all processes", "lines in the script"]
     )
@@ -268,7 +272,9 @@ def main() -> None:
     answers = answered(kind, cases, options.only)
     entries = virtual_entries(answers) if kind == "virtual" else gloo_entries(answers)
     if options.pairs:
-        entries["virtual-costs" if kind == "virtual" else "costs"] = costs(kind, options.pairs, options.only)
+        entries["virtual-costs" if kind == "virtual" else "costs"] = costs(
+            kind, options.pairs, options.only
+        )
     if options.publish:
         publish("peers", entries)
 

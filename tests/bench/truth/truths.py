@@ -75,11 +75,17 @@ def gloo_truth(run: Run, facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 # ---- the virtual CUDA device ----------------------------------------------------------------------
 
 
-def virtual_truth(run: Run, facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By the timelines of the devices; memory by torch's allocator and the driver."""
+def virtual_truth(
+    run: Run, facts: Sequence[Mapping[str, Any]], chosen: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """By the timelines of the devices; memory by torch's allocator and the driver.
+
+    *chosen*: the steps of a monitor that chooses them.
+    """
     timelines = [Timeline.read(run.folder / "device", rank) for rank in range(2)]
     steps = sorted(timelines[0].steps)
     windows = [(steps[-WINDOW], steps[-1]), (steps[FIRST], steps[-1])]
+    windows = [chosen] if chosen else windows
     spent = [_window_figures(timelines[0], *window) for window in windows]
     truth: dict[str, Any] = {}
     for name in spent[0]:

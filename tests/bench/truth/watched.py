@@ -191,7 +191,7 @@ def told(monitor: Monitor | None, kind: str, name: str, *, measured: bool = Fals
             watch = _Watch(monitor, run, measured)
             watch.follow(process)
             answers = watch.answers_at_end()
-        return _compared(run, answers, began, watch.most_bytes)
+        return _compared(run, answers, began, watch.most_bytes, monitor.steps if monitor else None)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -272,7 +272,9 @@ def plain(answer: Any) -> Any:
     return answer.value if isinstance(answer, Shown) else answer
 
 
-def _compared(run: Run, answers: dict[str, Any], began: float, most_bytes: int) -> Told:
+def _compared(
+    run: Run, answers: dict[str, Any], began: float, most_bytes: int, steps: tuple[int, int] | None
+) -> Told:
     paths = [run.folder / f"{rank}.json" for rank in range(2)]
     facts = [json.loads(path.read_text()) for path in paths if path.exists()]
     truth = dict(run.case["true"]) | {"named after": 0.0}
@@ -280,7 +282,7 @@ def _compared(run: Run, answers: dict[str, Any], began: float, most_bytes: int) 
     if len(facts) < 2:
         return Told(answers, truth, rss=most_bytes, output=output)
     if run.kind == "virtual":
-        truth |= virtual_truth(run, facts) | run.case["true"]
+        truth |= virtual_truth(run, facts, steps) | run.case["true"]
         step = step_seconds(run)
     else:
         truth |= gloo_truth(run, facts) | run.case["true"]

@@ -31,5 +31,5 @@ def _after(run: Run) -> dict[str, Any]:
 
 MONITOR = Monitor(
     "flops profiler", "deepspeed", lines=1,
-    answers={"gloo": [], "virtual": ["healthy-zero*"]}, after=_after,
+    answers={"gloo": [], "virtual": ["healthy-zero*"]}, after=_after, steps=(30, 30),
 )  # fmt: skip

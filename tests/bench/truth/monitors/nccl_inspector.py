@@ -19,10 +19,13 @@ def _after(run: Run) -> dict[str, Any]:
         rows = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
         for row in rows:
             if row["header"]["rank"] == 0:
-                calls[row["coll_perf"]["coll"]].append(row["coll_perf"])
+                record, name = row["coll_perf"], row["coll_perf"]["coll"]
+                if name in ("AllGather", "ReduceScatter"):  # the message is the part of one rank
+                    record["coll_msg_size_bytes"] *= row["header"]["n_ranks"]
+                calls[name].append(record)
     nbytes = seconds = 0.0
     for records in calls.values():
-        per_step = max(record["coll_sn"] for record in records) / run.case["steps"]
+        per_step = (1 + max(record["coll_sn"] for record in records)) / run.case["steps"]
         if per_step < 0.5:  # set-up, not training
             continue
         later = [record for record in records if record["coll_sn"] >= FIRST] or records

@@ -81,5 +81,5 @@ def _after(run: Run) -> dict[str, Any]:
 MONITOR = Monitor(
     "torch.profiler + HTA", "torch", lines=7,
     answers={"gloo": [], "virtual": ["healthy-*", "poor-*", "launch-ddp"]},
-    after=_after, url="https://github.com/facebookresearch/HolisticTraceAnalysis",
+    steps=(WAIT + WARM_UP, WAIT + WARM_UP + ACTIVE - 1), after=_after, url="https://github.com/facebookresearch/HolisticTraceAnalysis",
 )  # fmt: skip
