@@ -66,7 +66,8 @@ def error(answer: Any, truth: Any) -> float | None:
     answer = plain(answer)
     if isinstance(truth, (int, float)) and not isinstance(truth, bool):
         truth = Truth(((truth, truth),))
-    return truth.error(answer) if isinstance(truth, Truth) and answer is not None else None
+    is_number = isinstance(answer, (int, float))
+    return truth.error(answer) if isinstance(truth, Truth) and is_number else None
 
 
 def cell(answer: Any, truth: Any, unit: str) -> str:

@@ -82,11 +82,11 @@ def virtual_truth(
 
     *chosen*: the steps of a monitor that chooses them.
     """
-    timelines = [Timeline.read(run.folder / "device", rank) for rank in range(2)]
-    steps = sorted(timelines[0].steps)
+    timeline = Timeline.read(run.folder / "device")
+    steps = sorted(timeline.steps)
     windows = [(steps[-WINDOW], steps[-1]), (steps[FIRST], steps[-1])]
     windows = [chosen] if chosen else windows
-    spent = [_window_figures(timelines[0], *window) for window in windows]
+    spent = [_window_figures(timeline, *window) for window in windows]
     truth: dict[str, Any] = {}
     for name in spent[0]:
         in_points = name in ("exposed", "overlap", "utilization")
@@ -96,7 +96,7 @@ def virtual_truth(
     if marks:
         data = [mark["data"] for mark in marks]
         truth["data"] = of_windows(statistics.fmean(data[-WINDOW:]), statistics.fmean(data[FIRST:]))
-    truth["late by"] = of_windows(*(_late_seconds(timelines, *window) for window in windows))
+    truth["late by"] = of_windows(*(_late_seconds(timeline, *window) for window in windows))
     truth["peak"] = of_windows(facts[0]["peak"])
     return truth | {"device memory": of_windows(facts[0]["device_used"])}
 
@@ -125,12 +125,12 @@ def _window_figures(timeline: Timeline, first: int, last: int) -> dict[str, tupl
     }  # fmt: skip
 
 
-def _late_seconds(timelines: Sequence[Timeline], first: int, last: int) -> float:
-    """How much later the faulty rank comes to the collectives of a step, together."""
-    start, end = timelines[0].window(first, last)
-    pairs = zip(*(list(timeline.of("collective")) for timeline in timelines), strict=False)
-    later = [theirs.start - ours.start for ours, theirs in pairs if start <= ours.start < end]
-    return sum(max(0, nanoseconds) for nanoseconds in later) / (last - first + 1) / 1e9
+def _late_seconds(timeline: Timeline, first: int, last: int) -> float:
+    """How long a rank that is not late stands still in a step until the last rank has arrived."""
+    start, end = timeline.window(first, last)
+    collectives = timeline.of("collective")
+    waits = union((one.start, one.transfer) for one in collectives if one.transfer > one.start)
+    return length(subtract(clip(waits, start, end), timeline.compute)) / (last - first + 1) / 1e9
 
 
 def step_seconds(run: Run, first: int = WINDOW, last: int | None = None) -> float:

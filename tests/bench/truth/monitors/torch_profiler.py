@@ -14,6 +14,8 @@ import monitor
 from monitor import Monitor, Run, Shown
 
 WAIT, WARM_UP, ACTIVE = 20, 3, 10
+TRACED = (WAIT + WARM_UP, WAIT + WARM_UP + ACTIVE - 2)
+"""Without the last step, behind which it writes the trace."""
 HTA = Path(__file__).resolve().parents[4] / ".hta" / "0.5.0"
 """Its environment, as tests/bench/bench_traces.py makes it."""
 _PROGRAM = """
@@ -80,6 +82,7 @@ def _after(run: Run) -> dict[str, Any]:
 
 MONITOR = Monitor(
     "torch.profiler + HTA", "torch", lines=7,
-    answers={"gloo": [], "virtual": ["healthy-*", "poor-*", "launch-ddp"]},
-    steps=(WAIT + WARM_UP, WAIT + WARM_UP + ACTIVE - 1), after=_after, url="https://github.com/facebookresearch/HolisticTraceAnalysis",
+    answers={"gloo": [], "virtual": ["healthy-*", "poor-ddp", "poor-fsdp2", "poor-zero3", "launch-ddp"]},
+    steps=TRACED, after=_after,
+    url="https://github.com/facebookresearch/HolisticTraceAnalysis",
 )  # fmt: skip

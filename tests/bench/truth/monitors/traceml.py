@@ -87,7 +87,7 @@ MONITOR = Monitor(
         "gloo": ["plain", "exchange", "input", "slow", "leak", "death"],
         "virtual": [
             "healthy-ddp", "poor-ddp", "late-ddp", "late-input-ddp", "launch-ddp", "input-ddp",
-            "leak-ddp", "checkpoint-ddp", "uneven-ddp",
+            "leak-ddp", "checkpoint-ddp",
         ],
     },
     launch=_launch, after=_after, installed=["traceml-ai==0.5.0"],

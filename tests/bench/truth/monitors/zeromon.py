@@ -84,7 +84,7 @@ def _figures(rank: RankSnapshot) -> dict[str, Any]:
 def _faults(snapshot: RunSnapshot) -> dict[str, Any]:
     """What it says of late, stuck and dead ranks, and of growing memory."""
     answers: dict[str, Any] = {"rank": "nobody"}
-    for late in snapshot.stragglers:
+    for late in snapshot.stragglers:  # of a live run; of one that has ended, the verdict has the rank
         phases = [phase.partition("_")[0] for phase in late.phases]
         answers |= {"rank": late.rank, "late by": late.late_seconds}
         answers["late in"] = phases[0] if phases else None
@@ -126,7 +126,7 @@ def _verdict(snapshot: RunSnapshot) -> dict[str, Any]:
         is_network = finding.code.startswith("ZM3")
         cause = CAUSES.get(finding.rule, "communication" if is_network else finding.rule)
     answers = {"cause": cause, "sentence": f"{verdict.health}: {verdict.cause}"}
-    if finding is not None and finding.rank is not None and cause in ("checkpoint", "leak"):
+    if finding is not None and finding.rank is not None and cause in ("checkpoint", "late rank"):
         answers["rank"] = finding.rank
     return answers
 
