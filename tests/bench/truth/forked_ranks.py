@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,8 +50,8 @@ class Forks:
             )
         for descriptor in descriptors:
             os.close(descriptor)
-        connection.send(str(running.wait()).encode())
-        connection.close()
+        with suppress(BrokenPipeError), connection:  # of a client that was killed
+            connection.send(str(running.wait()).encode())
 
 
 def request_ranks(command: list[str], environment: Mapping[str, str]) -> int:

@@ -95,7 +95,8 @@ def virtual_truth(
     marks = facts[0]["marks"]
     if marks:
         data = [mark["data"] for mark in marks]
-        truth["data"] = of_windows(statistics.fmean(data[-WINDOW:]), statistics.fmean(data[FIRST:]))
+        # what the host waits for, less what the device has to do meanwhile
+        truth["data"] = Truth(((spent[0]["idle"][0], statistics.fmean(data[FIRST:])),))
     truth["late by"] = of_windows(*(_late_seconds(timeline, *window) for window in windows))
     truth["peak"] = of_windows(facts[0]["peak"])
     return truth | {"device memory": of_windows(facts[0]["device_used"])}
@@ -112,7 +113,7 @@ def _window_figures(timeline: Timeline, first: int, last: int) -> dict[str, tupl
     nbytes = sum(one.bytes for one in timeline.of("collective") if start <= one.start < end)
     busy = length(clip(union([*timeline.compute, *timeline.communication]), start, end))
     seconds = {
-        "step": end - start, "communication": figures.communication,
+        "step": end - start, "communication": figures.communication, "idle": figures.idle,
         **{name: phase.span for name, phase in phases.items() if name != "other"},
     }  # fmt: skip
     widest = max(figures.communication, 1)

@@ -68,6 +68,9 @@ def _figures(rank: RankSnapshot) -> dict[str, Any]:
     }
     roles = {row.role: row.host_bytes for row in rank.memory.roles}
     figures |= {name: roles.get(role) for name, role in ROLES.items()}
+    in_collectives = [step.communication_ns for step in last]
+    is_timed = min(in_collectives) >= 0
+    figures["communication"] = sum(in_collectives) / len(last) / 1e9 if is_timed else None
     device, held = rank.machine.device, rank.memory.device
     return figures | {
         "step": rank.steps.mean_seconds,
