@@ -175,9 +175,9 @@ WRAPPERS: dict[str, Callable[[nn.Module], Plain]] = {
 class SlowFile(io.BytesIO):
     """A file of a slow file system."""
 
-    def close(self) -> None:
-        time.sleep(FAULT["seconds"])
-        super().close()
+    def write(self, content: Any) -> int:
+        time.sleep(memoryview(content).nbytes / FAULT["bytes_per_second"])
+        return super().write(content)
 
 
 def stand_still() -> None:
