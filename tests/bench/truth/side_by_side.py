@@ -185,8 +185,9 @@ def verdict_cell(case: str, one: Told) -> str:
              if key in CASES["virtual"][case]["questions"] and key in true]  # fmt: skip
     if answers.get("cause") is None:
         return answers.get("n/a", "n/a")
-    wrong = [str(plain(answers.get(key))) for key in asked[:2] if plain(answers.get(key)) != true[key]]
-    missing = [key for key in asked[2:] if plain(answers.get(key)) != true[key]]
+    different = [key for key in asked if plain(answers.get(key)) != true[key]]
+    wrong = [str(plain(answers.get(key))) for key in different if key in ("cause", "rank")]
+    missing = [key for key in different if key not in ("cause", "rank")]
     words = f"wrong: {', '.join(wrong)}" if wrong else "right"
     if not wrong and missing:
         words += f", not {' and '.join(missing)}"

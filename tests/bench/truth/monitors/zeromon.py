@@ -95,7 +95,7 @@ def _faults(snapshot: RunSnapshot) -> dict[str, Any]:
         if risk.growth_bytes_per_step is not None:
             answers["grow by"] = risk.growth_bytes_per_step  # the host's is of all ranks
     for hang in snapshot.hangs:
-        stuck = (hang.missing or (None,))[0]
+        stuck = next(iter(hang.missing + hang.dead), None)
         stacks = [rank.status.stack for rank in snapshot.ranks if rank.rank == stuck]
         lines = [stack for stack in stacks if stack]
         answers |= {"rank": stuck, "stuck in": _function(lines[0][-1]) if lines else None}
