@@ -40,16 +40,6 @@ def _launch(run: Run) -> list[str]:
     return [*launcher, "--args", *run.arguments]
 
 
-def _first(block: Any, key: str) -> Any:
-    """The first number of that name in nested objects."""
-    if isinstance(block, dict):
-        if isinstance(block.get(key), (int, float)):
-            return block[key]
-        values = (_first(value, key) for value in block.values())
-        return next((value for value in values if value is not None), None)
-    return None
-
-
 def _after(run: Run) -> dict[str, Any]:
     path = run.folder / "logs" / "job" / "final_summary.json"
     if not path.exists():
@@ -63,8 +53,6 @@ def _after(run: Run) -> dict[str, Any]:
     memory = summary["step_memory"]
     of_rank = memory.get("groups", {}).get("rows", {}).get("0", {}).get("metrics", {})
     answers["peak"] = of_rank.get("peak_allocated_bytes")
-    percent = _first(summary["system"], "gpu_util_percent")
-    answers["utilization"] = percent / 100 if isinstance(percent, (int, float)) else None
     diagnosis = timing["diagnosis"]
     kind = diagnosis["kind"]
     if "CREEP" in memory["diagnosis"]["kind"]:
