@@ -318,6 +318,52 @@ def whatif_table(entries: Sequence[Entry]) -> Table:
     return ("from", "changes", "median error", "largest error", "memory within 5 %"), lines
 
 
+def monitor_errors_table(entries: Sequence[Entry]) -> Table:
+    """Question by monitor: the largest error of its answers, and how many of the cases have none."""
+    errors: defaultdict[str, defaultdict[str, list[float | None]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for case, question, monitor, _, error in (row for entry in entries for row in entry["rows"]):
+        if case.startswith(("healthy-", "poor-")):
+            errors[question][monitor].append(error)
+
+    def cell(given: Sequence[float | None]) -> str:
+        known = [abs(error) for error in given if error is not None]
+        if not known:
+            return "n/a"
+        missing = len(given) - len(known)
+        return f"{max(known):.1%}" + (f", n/a in {missing} of {len(given)}" if missing else "")
+
+    names = dict.fromkeys(name for row in errors.values() for name in row)
+    monitors = [name for name in names if any(cell(row[name]) != "n/a" for row in errors.values())]
+    rows = [[question, *(cell(row[name]) for name in monitors)] for question, row in errors.items()]
+    return ("figure", *monitors), rows
+
+
+def monitor_verdicts_table(entries: Sequence[Entry]) -> Table:
+    """Case by monitor that concludes anything; the cases of one state together."""
+    head = entries[0]["head"]
+    groups: defaultdict[str, list[Sequence[str]]] = defaultdict(list)
+    for row in (row for entry in entries for row in entry["rows"]):
+        state, _, _ = row[0].partition("-")
+        groups[f"{state}-*" if state in ("healthy", "poor") else row[0]].append(row)
+
+    def cell(cells: Sequence[str]) -> str:
+        tried = [one for one in cells if one != "-"]
+        if len(tried) < 2:
+            return "".join(tried) or "-"
+        if all(one.startswith("n/a") for one in tried):
+            return "n/a"
+        right = sum(one.lstrip("(").startswith("right") for one in tried)
+        words = f"right in {right} of {len(tried)}"
+        return f"({words})" if any(one.startswith("(") for one in tried) else words
+
+    rows = [[name, *(cell([row[at] for row in group]) for at in range(1, len(head)))]
+            for name, group in groups.items()]  # fmt: skip
+    at = [0, *(n for n in range(1, len(head)) if any(row[n] not in ("-", "n/a") for row in rows))]
+    return [head[n] for n in at], [[row[n] for n in at] for row in rows]
+
+
 def plain_table(entries: Sequence[Entry]) -> Table:
     """The shown columns of the shown rows."""
     shown = entries[0].get("shown", entries[0]["head"])
@@ -346,6 +392,7 @@ VIEWS: Mapping[str, Callable[[Sequence[Entry]], Table]] = {
     "memory-outcomes": memory_outcomes_table, "attacks": attacks_table,
     "first-clause": first_clause_table, "strategies": strategies_table,
     "published-steps": published_steps_table, "whatif": whatif_table,
+    "monitor-errors": monitor_errors_table, "monitor-verdicts": monitor_verdicts_table,
 }  # fmt: skip
 
 

@@ -263,11 +263,12 @@ class Virtual:
         return Timeline.read(folder, rank)
 
     def server(self) -> ForkServer | None:
-        return _server(self.environment)
+        return cuda_fork_server(self.environment)
 
 
 @cache
-def _server(environment: Environment) -> ForkServer:
+def cuda_fork_server(environment: Environment) -> ForkServer:
+    """What forks ranks from a process that has imported the CUDA build of torch, and DeepSpeed."""
     own = clean_environment() | environment.variables(Path(tempfile.gettempdir()))
     own.pop("VGPU_DIR")  # that of each run
     own["DS_ACCELERATOR"] = "cuda"  # without a run, DeepSpeed finds no device

@@ -2,7 +2,7 @@
 
 Every tool watches this script. What is true of it is known by construction, or by the marks that the
 script takes around its own calls; each rank writes them into RANK.json of the folder TRUTH. Where a
-tool asks for lines in the script, they are in job_lines.py, beside the name of the tool.
+tool asks for lines in the script, they are in its file in monitors/.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from job_lines import begin, communicator, each_step, end
+from monitor import monitor_lines
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
@@ -23,6 +23,7 @@ FOLDER = Path(os.environ["TRUTH"])
 WIDTH, LAYERS, BATCH = 512, 8, 256
 DELAY, FAULTY, AT_STEP, KEPT = 0.050, 1, 30, 1 << 22
 now = time.perf_counter
+lines = monitor_lines()
 marks: list[dict[str, float]] = []
 kept: list[torch.Tensor] = []
 
@@ -65,7 +66,7 @@ def keep() -> None:
 def exchange(model: nn.Module) -> None:
     """In the case "exchange" gradients are summed by one blocking call for each parameter."""
     for parameter in model.parameters():
-        communicator().all_reduce(parameter.grad)
+        lines.communicator().all_reduce(parameter.grad)
 
 
 def fault(step: int) -> None:
@@ -82,7 +83,7 @@ def train(model: nn.Module, batches: DataLoader) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     source = iter(batches)
     for step in range(1, STEPS + 1):
-        with each_step(model):
+        with lines.each_step(model):
             began = now()
             fault(step)
             batch = next(source)
@@ -106,12 +107,13 @@ def train(model: nn.Module, batches: DataLoader) -> None:
 dist.init_process_group("gloo")
 RANK = dist.get_rank()
 torch.manual_seed(0)
-begin()
+(FOLDER / f"{RANK}.pid").write_text(str(os.getpid()))
+lines.begin()
 net = Net()
 started = time.time()
 loader = DataLoader(Samples(), BATCH, sampler=DistributedSampler(Samples(), shuffle=False))
 train(net if CASE == "exchange" else nn.parallel.DistributedDataParallel(net), loader)
-end()
+lines.end()
 sizes = [p.numel() * 4 for p in net.parameters()]
 facts = {"marks": marks, "parameters": sum(sizes), "calls": len(sizes), "started": started}
 unfinished = FOLDER / f"{RANK}.part"

@@ -1,9 +1,10 @@
 """Does a monitor lie, and what does it cost? `python tests/bench/truth/side_by_side.py [CASE ...]`.
 
-One job (job.py) with one fault each time, under each tool (tools.py): the errors of what each says, what
-it names wrongly, how soon it names a hang, and what a step, a start and the memory cost, in whole runs
-in turns (--pairs). What a tool does not answer is n/a, which is not wrong. The peers are installed into
-the folder .peers.
+Jobs with one known fault each (cases.json) under each monitor (monitors/): the errors of what each
+says, what it names wrongly, how soon it names a fault, and what a step, a start and the memory cost, in
+whole runs in turns (--pairs). What a monitor does not answer is n/a, which is not wrong. ``--device
+virtual`` runs on the virtual CUDA device, which `make vgpu` installs. The peers are installed into the
+folder .peers.
 """
 
 from __future__ import annotations
@@ -11,206 +12,62 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from importlib import metadata
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
-
-from evidence_pages import Entry, markdown_table, measured_here, publish
-from records import keep
-
-from tools import TOOLS, Answers, Run, Shown, Tool
-from zeromon.base.units import human_bytes, human_seconds
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-PEERS = ROOT / ".peers"
-INSTALLED = ("traceml-ai==0.5.0", "probing==0.2.4", "memray==1.20.0", "tabulate==0.10.0")
-CASES = {"plain": 120, "exchange": 120, "input": 120, "slow": 120, "leak": 200, "hang": 60, "death": 60}
-WINDOW, FAULTY, AT_STEP, KEPT_BYTES = 20, 1, 30, 4 << 22
-PATIENCE = 60.0
-"""Seconds that a tool has to name a hang."""
+sys.path[:0] = [str(ROOT / name) for name in ("tests/bench", "tests", "tools", "agents", "")]
 
-QUESTIONS: Mapping[str, Mapping[str, str]] = {
-    "plain": {
-        "step": "s", "data": "s", "forward": "s", "backward": "s", "optimizer": "s",
-        "parameters": "bytes", "gradients": "bytes", "optimizer state": "bytes", "late rank": "",
-    },
-    "exchange": {"exposed": "s", "bytes": "bytes", "calls": ""},
-    "input": {"late rank": "", "late in": "", "late by": "s"},
-    "slow": {"late rank": "", "late in": "", "late by": "s"},
-    "leak": {"grow by": "bytes", "grow in": ""},
-    "hang": {"stuck rank": "", "stuck in": "", "named after": "s"},
-    "death": {"dead rank": "", "died at": ""},
-}  # fmt: skip
-"""Case -> what is asked, and its unit. Times and bytes are of a step of rank 0; growth is of both."""
+from evidence_pages import Entry, markdown_table, measured_here, publish  # noqa: E402
+from monitor import Monitor, Shown  # noqa: E402
+from records import keep  # noqa: E402
+from truths import Truth  # noqa: E402
+from watched import (  # noqa: E402
+    CASES,
+    QUESTIONS,
+    Told,
+    all_monitors,
+    decode_told,
+    encode_told,
+    peers,
+    plain,
+    result_key,
+    told,
+    virtual_peers,
+)
 
+from zeromon.base.units import human_bytes, human_ratio, human_seconds  # noqa: E402
 
-class Told(NamedTuple):
-    """What a tool answered in a case, and what is true."""
-
-    answers: Answers
-    truth: Answers
-    started: float
-    """Seconds from the command to the first step."""
-    step: float
-    """Mean seconds of a step after the first ones; NaN where the run did not end."""
-    rss: int
-    """Most bytes in memory of all processes of the run together, private and shared proportionally."""
+TOOL = "tests/bench/truth/side_by_side.py"
+HUMAN = {"s": human_seconds, "bytes": human_bytes, "ratio": human_ratio}
+RESULTS = ROOT / "build" / "monitors.jsonl"
+VIRTUAL = "virtual H100, torch 2.13.0"
+COST_CASE = {"gloo": "plain", "virtual": "launch-ddp"}
 
 
-def peers() -> Path:
-    """The programs of the peers' environment: theirs, over the packages that are installed here."""
-    folder = PEERS / "bin"
-    if not (folder / "traceml").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(PEERS)], check=True)
-        subprocess.run([str(folder / "pip"), "install", "--quiet", *INSTALLED], check=True)
-        here = Path(metadata.distribution("torch").locate_file(""))
-        (site,) = PEERS.glob("lib/python*/site-packages")
-        (site / "a_packages_here.pth").write_text(f"{here}\n")  # before probing's, which imports torch
-    return folder
-
-
-def told(tool: Tool | None, case: str, steps: int) -> Told:
-    """One run of the job under *tool*; None is no tool."""
-    with tempfile.TemporaryDirectory(prefix="zeromon-truth-") as name:
-        run = Run(Path(name), (case, str(steps)), peers())
-        environment = os.environ | {
-            "TRUTH": name, "OMP_NUM_THREADS": "1", "TRUTH_WAITS": "60" if tool else "0",
-            "ZEROMON_DIR": f"{name}/rings", "ZEROMON_STORE": f"{name}/store",
-            "PATH": f"{run.bin}:{os.environ['PATH']}", **(tool.environment if tool else {}),
-        }  # fmt: skip
-        words = (tool or TOOLS[2]).launch(run)
-        began = time.time()
-        with (run.folder / "output").open("w") as output:
-            process = subprocess.Popen(
-                words, env=environment, stdout=output, stderr=output, start_new_session=True
-            )
-        try:
-            return _followed(tool, run, process, began)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            for pid in run.pids():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-
-def _followed(tool: Tool | None, run: Run, process: subprocess.Popen[bytes], began: float) -> Told:
-    answers: dict[str, Any] = {}
-    most, looked, struck = 0, 0.0, run.folder / "struck"
-    counts = [run.folder / f"{rank}.json" for rank in range(2)]
-    limit = time.monotonic() + 300
-    while process.poll() is None and time.monotonic() < limit:
-        if time.monotonic() > looked + 1:
-            most, looked = max(most, _memory(run)), time.monotonic()
-        if run.case == "hang" and struck.exists():
-            answers = _until_named(tool, run, float(struck.read_text()))
-            break
-        if all(path.exists() for path in counts):
-            time.sleep(2)  # what is a second old is on every screen
-            answers |= tool.live(run) if tool else {}
-            (run.folder / "seen").touch()
-            break
-        time.sleep(0.25)
-    if run.case != "hang":
-        process.wait(timeout=120)
-    answers |= tool.after(run) if tool else {}
-    facts = [json.loads(path.read_text()) for path in counts if path.exists()]
-    if not facts:
-        return Told(answers, _truth(run.case, [], run), math.nan, math.nan, most)
-    ends = [mark["end"] for mark in facts[0]["marks"]]
-    return Told(
-        answers, _truth(run.case, facts, run), facts[0]["started"] - began,
-        (ends[-1] - ends[WINDOW]) / (len(ends) - 1 - WINDOW), most,
-    )  # fmt: skip
-
-
-def _until_named(tool: Tool | None, run: Run, struck: float) -> dict[str, Any]:
-    while tool and time.time() - struck < PATIENCE:
-        found = dict(tool.live(run))
-        if found.get("stuck rank") is not None:
-            after = time.time() - struck
-            named = Shown(after) if isinstance(found["stuck rank"], Shown) else after
-            return found | {"named after": named}
-        time.sleep(1)
-    return {}
-
-
-def _memory(run: Run) -> int:
-    """Bytes of all processes of a run, the tool's own too, by their proportional set size."""
-    total, mark = 0, f"TRUTH={run.folder}\0"
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError, IndexError):
-            if mark in (folder / "environ").read_text():
-                for line in (folder / "smaps_rollup").read_text().splitlines():
-                    if line.startswith("Pss:"):
-                        total += int(line.split()[1]) << 10
-    return total
-
-
-def _truth(case: str, facts: Sequence[Mapping[str, Any]], run: Run) -> Answers:
-    """What is true: by construction, and by the marks of rank 0 in all steps but the first ones."""
-    if case == "hang":
-        return {"stuck rank": FAULTY, "stuck in": "stand_still", "named after": 0.0}
-    if case == "death":
-        return {"dead rank": FAULTY, "died at": AT_STEP}
-    if case == "leak":
-        return {"grow by": 2 * KEPT_BYTES, "grow in": "keep"}
-    if case in ("input", "slow"):
-        within = "data" if case == "input" else "forward"
-        return {"late rank": FAULTY, "late in": within, "late by": _apart(facts)}
-    marks = facts[0]["marks"]
-    if case == "exchange":
-        last = [mark["exchange"] for mark in marks[-WINDOW:]]
-        of_all = statistics.fmean(mark["exchange"] for mark in marks)
-        return {
-            "exposed": (statistics.fmean(last), of_all),
-            "bytes": facts[0]["parameters"], "calls": facts[0]["calls"],
-        }  # fmt: skip
-    found: dict[str, Any] = {"late rank": "nobody"}
-    for name in ("data", "forward", "backward", "optimizer"):
-        times = [mark[name] for mark in marks]
-        found[name] = statistics.fmean(times[-WINDOW:]), statistics.fmean(times)
-    ends = [mark["end"] for mark in marks]
-    found["step"] = (
-        (ends[-1] - ends[-WINDOW - 1]) / WINDOW,
-        (ends[-1] - facts[0]["marks"][0]["end"]) / (len(ends) - 1),
-    )
-    parameters = facts[0]["parameters"]
-    return found | {"parameters": parameters, "gradients": parameters, "optimizer state": 2 * parameters}
-
-
-def _apart(facts: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """How much later the faulty rank comes to its backward, a step: in the last steps, and in all."""
-    before = [
-        [mark["data"] + mark["forward"] + mark["optimizer"] for mark in rank["marks"]] for rank in facts
-    ]
-    later = [theirs - ours for theirs, ours in zip(before[FAULTY], before[1 - FAULTY], strict=True)]
-    return statistics.fmean(later[-WINDOW:]), statistics.fmean(later)
+def applies(monitor: Monitor, kind: str, case: str) -> bool:
+    """Whether the monitor has something to answer in a case."""
+    return any(fnmatchcase(case, pattern) for pattern in monitor.answers[kind])
 
 
 # ---- scores ---------------------------------------------------------------------------------------
 
 
 def error(answer: Any, truth: Any) -> float | None:
-    """The relative error of a number; of a pair of truths (last steps, all steps) the smaller one."""
-    if isinstance(answer, Shown):
-        return error(answer.value, truth)
-    if isinstance(truth, tuple):
-        return min((error(answer, one) for one in truth), key=abs)
-    return answer / truth - 1 if truth else None
+    """The error of a number: relative, or in shares where the truth says so; None for words."""
+    answer = plain(answer)
+    if isinstance(truth, (int, float)) and not isinstance(truth, bool):
+        truth = Truth(((truth, truth),))
+    is_number = isinstance(answer, (int, float))
+    return truth.error(answer) if isinstance(truth, Truth) and is_number else None
 
 
 def cell(answer: Any, truth: Any, unit: str) -> str:
@@ -219,109 +76,219 @@ def cell(answer: Any, truth: Any, unit: str) -> str:
         return f"({cell(answer.value, truth, unit)})"
     if answer is None:
         return "n/a"
-    if unit in ("s", "bytes"):
-        human = human_seconds(answer) if unit == "s" else human_bytes(answer)
+    if unit in HUMAN:
         off = error(answer, truth)
-        return human if off is None else f"{human}, {off:+.1%}"
+        return HUMAN[unit](answer) if off is None else f"{HUMAN[unit](answer)}, {off:+.1%}"
     return "right" if answer == truth else f"wrong: {answer}"
 
 
-def entry(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Entry:
-    """The table of a case for docs/evidence/peers.md."""
-    return measured_here(
-        "tests/bench/truth/side_by_side.py", head=list(head), rows=[list(row) for row in rows]
-    )
+def entry(head: Sequence[str], rows: Sequence[Sequence[Any]], **more: Any) -> Entry:
+    """A table for docs/evidence/peers.md."""
+    return measured_here(TOOL, head=list(head), rows=[list(row) for row in rows], **more)
 
 
-def answered(cases: Sequence[str], entries: dict[str, Entry]) -> dict[str, Any]:
-    """Runs each case under each tool; prints a table a case, and adds it to *entries*."""
-    found: dict[str, Any] = {}
-    for case in cases:
-        each = {tool.name: told(tool, case, CASES[case]) for tool in TOOLS if case in tool.cases.split()}
+def answered(kind: str, cases: Sequence[str], only: Sequence[str]) -> dict[str, dict[str, Told]]:
+    """Runs each case under each monitor, unless its result is known; prints a table per case."""
+    answers: dict[str, dict[str, Told]] = {}
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    known = dict(map(json.loads, lines))
+    for number, case in enumerate(cases, 1):
+        chosen = [monitor for monitor in all_monitors() if applies(monitor, kind, case)]
+        answers[case] = {}
+        for monitor in chosen:
+            key = result_key(monitor, kind, case)
+            if key in known:
+                answers[case][monitor.name] = decode_told(known[key])
+                continue
+            if only and monitor.name not in only:
+                continue
+            began = time.monotonic()
+            try:
+                one = told(monitor, kind, case)
+            except Exception:
+                traceback.print_exc()  # the others go on; this one has no result
+                continue
+            answers[case][monitor.name] = one
+            with RESULTS.open("a") as file:
+                file.write(json.dumps([key, encode_told(one)]) + "\n")
+            spent = time.monotonic() - began
+            print(f"{number} of {len(cases)}: {case}, {monitor.name}, {spent:.0f} s", file=sys.stderr)
         print(f"\n### {case}\n")
-        rows = []
-        for name, unit in QUESTIONS[case].items():
-            cells = [cell(t.answers.get(name), t.truth.get(name), unit) for t in each.values()]
-            rows.append([name, *cells])
-        print(markdown_table((["question", *each], rows)), flush=True)
-        if case in ("input", "slow"):  # one table of the page
+        print(markdown_table((["question", *answers[case]], case_rows(kind, case, answers[case]))))
+        for name, one in answers[case].items():
+            if sentence := one.answers.get("sentence"):
+                print(f"{name}: {sentence}")
+        sys.stdout.flush()
+        keep_records(kind, case, answers[case])
+    return answers
+
+
+def case_rows(kind: str, case: str, each: Mapping[str, Told]) -> list[list[str]]:
+    """One row per question of a case."""
+    return [
+        [name, *(cell(t.answers.get(name), t.truth.get(name), QUESTIONS[name]) for t in each.values())]
+        for name in CASES[kind][case]["questions"]
+    ]
+
+
+def keep_records(kind: str, case: str, each: Mapping[str, Told]) -> None:
+    """The errors as records of `run.py`."""
+    for name, one in each.items():
+        for question in CASES[kind][case]["questions"]:
+            off = error(one.answers.get(question), one.truth.get(question))
+            keep(f"{name}: {case}, {question}", off, "ratio", "zero")
+
+
+def gloo_entries(answers: Mapping[str, Mapping[str, Told]]) -> dict[str, Entry]:
+    """One table per case; those of a late rank are one table of the page."""
+    entries = {}
+    for case, each in answers.items():
+        rows = case_rows("gloo", case, each)
+        if case in ("input", "slow"):
             rows = [[f"{case}: {row[0]}", *row[1:]] for row in rows]
-        name_of_entry = f"late-{case}" if case in ("input", "slow") else case
-        entries[name_of_entry] = entry(["question", *each], rows)
-        found[case] = {name: [t.answers, t.truth] for name, t in each.items()}
-        for name, t in each.items():
-            for question, unit in QUESTIONS[case].items():
-                answer, truth = t.answers.get(question), t.truth.get(question)
-                off = error(answer, truth) if unit in ("s", "bytes") and answer is not None else None
-                keep(f"{name}: {case}, {question}", off, "ratio", "zero")
-    return found
+        name = f"late-{case}" if case in ("input", "slow") else case
+        entries[name] = entry(["question", *each], rows)
+    return entries
 
 
-def costs(pairs: int, entries: dict[str, Entry]) -> dict[str, Any]:
-    """Whole runs with each tool and without, in turns; prints means with 95 % intervals, adds them."""
-    watching = [tool for tool in TOOLS if tool.name != "comms_logger"]  # it wraps its own calls alone
+def virtual_entries(answers: Mapping[str, Mapping[str, Told]]) -> dict[str, Entry]:
+    """All figures with their errors, of which the page shows the largest; and all verdicts."""
+    figures, verdicts = [], []
+    names = [monitor.name for monitor in all_monitors()]
+    for case, each in answers.items():
+        for question in CASES["virtual"][case]["questions"]:
+            unit = QUESTIONS[question]
+            for name, one in each.items():
+                answer, truth = one.answers.get(question), one.truth.get(question)
+                if unit and question != "named after":
+                    off = error(answer, truth)
+                    figures.append([case, question, name, cell(answer, truth, unit),
+                                    None if off is None else round(off, 4)])  # fmt: skip
+        verdicts.append([case, *(verdict_cell(case, each[name]) if name in each else "-"
+                                 for name in names)])  # fmt: skip
+    head = ["case", "question", "monitor", "answer", "error"]
+    asked = [name for name in names if any(name in each for each in answers.values())]
+    at = [0, *(1 + names.index(name) for name in asked)]
+    rows = [[row[number] for number in at] for row in verdicts]
+    return {
+        "virtual-figures": entry(
+            head, figures, view="monitor-errors", machine=f"{VIRTUAL}; {', '.join(versions('virtual'))}"
+        ),
+        "virtual-verdicts": entry(["case", *asked], rows, view="monitor-verdicts", machine=VIRTUAL),
+    }
+
+
+def verdict_cell(case: str, one: Told) -> str:
+    """The cause and the rank that a monitor names, and after how long it did so."""
+    true, answers = CASES["virtual"][case]["true"], one.answers
+    asked = [key for key in ("cause", "rank", "late in", "stuck in", "grow in", "died at")
+             if key in CASES["virtual"][case]["questions"] and key in true]  # fmt: skip
+    if answers.get("cause") is None:
+        return answers.get("n/a", "n/a")
+    different = [key for key in asked if plain(answers.get(key)) != true[key]]
+    wrong = [str(plain(answers.get(key))) for key in different if key in ("cause", "rank")]
+    missing = [key for key in different if key not in ("cause", "rank")]
+    words = f"wrong: {', '.join(wrong)}" if wrong else "right"
+    if not wrong and missing:
+        words += f", not {' and '.join(missing)}"
+    if "named after" in answers and not wrong:
+        words += f", {human_seconds(plain(answers['named after']))}"
+    return f"({words})" if isinstance(answers["cause"], Shown) else words
+
+
+# ---- costs ----------------------------------------------------------------------------------------
+
+
+def costs(kind: str, pairs: int, only: Sequence[str]) -> Entry:
+    """Whole runs with each monitor and without, in turns: means with 95 % intervals.
+
+    DeepSpeed's own monitors are in its engine, which the job of the costs has not.
+    """
+    case = COST_CASE[kind]
+    watching = [m for m in all_monitors() if m.package != "deepspeed" and m.answers[kind]]
+    watching = [m for m in watching if not only or m.name in only]
     runs: defaultdict[str, list[Told]] = defaultdict(list)
     for turn in range(pairs):
         order = [None, *watching]
-        for tool in order if turn % 2 else reversed(order):
-            runs[tool.name if tool else ""].append(told(tool, "plain", CASES["plain"]))
+        for monitor in order if turn % 2 else reversed(order):
+            one = told(monitor, kind, case, measured=kind == "gloo")
+            runs[monitor.name if monitor else ""].append(one)
         print(f"turn {turn + 1} of {pairs}", file=sys.stderr, flush=True)
-    rows, found = [], {}
-    for tool in watching:
-        both = list(zip(runs[tool.name], runs[""], strict=True))
-        step = _mean([with_it.step / without.step - 1 for with_it, without in both])
-        start = _mean([with_it.started - without.started for with_it, without in both])
+    rows = []
+    for monitor in watching:
+        both = list(zip(runs[monitor.name], runs[""], strict=True))
+        both = [pair for pair in both if not any(math.isnan(one.step) for one in pair)]
+        if not both:
+            rows.append([monitor.name, "n/a (no run ended)", "n/a", "n/a", str(monitor.lines)])
+            continue
+        step = mean([with_it.step / without.step - 1 for with_it, without in both])
+        start = mean([with_it.started - without.started for with_it, without in both])
         rss = statistics.fmean(with_it.rss - without.rss for with_it, without in both)
-        found[tool.name] = {"step": step, "start": start, "rss": rss, "lines": tool.lines}
-        keep(f"{tool.name}: a step", step[0], "ratio", noise=step[1])
-        keep(f"{tool.name}: start", start[0], "s", noise=start[1])
+        keep(f"{monitor.name}: a step", step[0], "ratio", noise=step[1])
+        keep(f"{monitor.name}: start", start[0], "s", noise=start[1])
         rows.append([
-            tool.name, f"{step[0]:+.1%} ± {step[1]:.1%}", f"{start[0]:+.2f} ± {start[1]:.2f} s",
-            human_bytes(rss), str(tool.lines),
+            monitor.name, f"{step[0]:+.1%} ± {step[1]:.1%}", f"{start[0]:+.2f} ± {start[1]:.2f} s",
+            human_bytes(rss), str(monitor.lines),
         ])  # fmt: skip
-    print(f"\n### cost, {pairs} runs each, in turns\n")
-    head = ["tool", "a step", "start", "memory of all processes", "lines in the script"]
-    print(markdown_table((head, rows)), flush=True)
-    entries["costs"] = entry(head, rows)
-    return found
+    head = ["monitor", "step", "start", "memory of all processes", "lines in the script"]
+    print(f"\n### cost, {pairs} runs each, in turns\n\n{markdown_table((head, rows))}", flush=True)
+    if kind == "virtual":
+        shown = ["monitor", "step", "lines in the script"]  # ranks are forked: no start, no imports
+        return entry(head, rows, shown=shown, machine=VIRTUAL)
+    return entry(
+        head, rows, shown=["monitor", "start", "memory of all processes", "lines in the script"]
+    )
 
 
-def _mean(values: Sequence[float]) -> tuple[float, float]:
+def mean(values: Sequence[float]) -> tuple[float, float]:
     """Mean, and half of its 95 % interval by the normal distribution."""
     if len(values) < 2:
         return values[0], math.nan
     return statistics.fmean(values), 1.96 * statistics.stdev(values) / math.sqrt(len(values))
 
 
+# ---- the command ----------------------------------------------------------------------------------
+
+
 def main() -> None:
-    """The tables, and JSON on the last line."""
+    """Prints the tables; stores them where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all)")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="names or patterns (default: all)")
+    parser.add_argument("--device", choices=("gloo", "virtual"), default="gloo")
     parser.add_argument(
         "--pairs", type=int, default=0, metavar="N", help="runs for the cost (default: none)"
     )
     parser.add_argument(
         "--publish", action="store_true", help="store the tables for docs/evidence/peers.md"
     )
+    parser.add_argument("--only", nargs="*", default=[], metavar="MONITOR", help="names of monitors")
+    parser.add_argument("--resume", action="store_true", help=f"go on with {RESULTS.name} in build/")
     options = parser.parse_args()
-    versions = [f"{tool.name} ({_version(tool)})" for tool in TOOLS]
-    print(", ".join(versions), flush=True)
-    entries: dict[str, Entry] = {}
-    found = {"answers": answered(options.cases or list(CASES), entries)}
+    RESULTS.parent.mkdir(exist_ok=True)
+    if not options.resume:
+        RESULTS.unlink(missing_ok=True)
+    kind = options.device
+    patterns = options.cases or ["*"]
+    cases = [name for name in CASES[kind] if any(fnmatchcase(name, one) for one in patterns)]
+    print(", ".join(versions(kind)), flush=True)
+    answers = answered(kind, cases, options.only)
+    entries = virtual_entries(answers) if kind == "virtual" else gloo_entries(answers)
     if options.pairs:
-        found["costs"] = costs(options.pairs, entries)
+        entries["virtual-costs" if kind == "virtual" else "costs"] = costs(
+            kind, options.pairs, options.only
+        )
     if options.publish:
         publish("peers", entries)
-    print(json.dumps(found, default=lambda one: one._asdict()))
 
 
-def _version(tool: Tool) -> str:
-    words = [
-        str(peers() / "python"),
-        "-c",
-        f"import importlib.metadata as m; print(m.version({tool.package!r}))",
-    ]
-    return f"{tool.package} {subprocess.run(words, capture_output=True, text=True).stdout.strip()}"
+def versions(kind: str) -> list[str]:
+    """The monitors with their versions."""
+    folder = virtual_peers() if kind == "virtual" else peers()
+    monitors = [monitor for monitor in all_monitors() if monitor.package]
+    program = "import importlib.metadata as m, sys; print(*map(m.version, sys.argv[1:]))"
+    words = [str(folder / "python"), "-c", program, *(monitor.package for monitor in monitors)]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    return [f"{one.name} {version}" for one, version in zip(monitors, printed, strict=True)]
 
 
 if __name__ == "__main__":
