@@ -157,8 +157,8 @@ def _bar_markup(bar: StepBar, longest: float) -> Any:
     ]
     name = html.Div([html.B(f"rank {bar.rank.rank}"), html.Br(), html.Small(bar.placement)])
     # A narrow part has no name in the bar
-    parts = html.Div([html.Div(segments, className="parts"), html.Small(bar.text.replace(" %", "\xa0%"))])
-    return html.Div([name, parts], className="bar")
+    shares = html.Small(bar.text.replace(" %", "\xa0%"))
+    return html.Div([name, html.Div([html.Div(segments, className="parts"), shares])], className="bar")
 
 
 _MIN_LABELLED = 0.13
