@@ -191,9 +191,10 @@ def timed_run(strategy: str, steps: int, *, watched: bool) -> Whole:
     report = [sys.executable, "-m", "zeromon", "report", "--json", "--wait", "20"]
     said = json.loads(subprocess.run(report, env=environment, capture_output=True, check=False).stdout)
     stated = [rank["agent"]["accounted_overhead_ratio"] for rank in said["ranks"]]
+    known = [one for one in stated if one is not None]  # not in the first seconds
     return row._replace(
         collector=(collector[1] - collector[0]) / steps,
-        stated=statistics.fmean(one for one in stated if one is not None),
+        stated=statistics.fmean(known) if known else math.nan,
     )
 
 
@@ -217,8 +218,9 @@ def whole_runs(strategy: str, steps: int) -> dict[str, Any]:
     starts = [(pair[True].start - pair[False].start) / 1e9 for pair in pairs]
     row["start"], row["start_interval"] = trimmed(starts), interval(starts)
     shares = [pair[True].collector / pair[True].wall for pair in pairs]
-    stated = statistics.median(pair[True].stated for pair in pairs)
-    return row | {"collector": statistics.median(shares), "stated": stated}
+    stated = [pair[True].stated for pair in pairs if not math.isnan(pair[True].stated)]
+    row["stated"] = statistics.median(stated) if stated else math.nan
+    return row | {"collector": statistics.median(shares)}
 
 
 def compare_large(strategy: str, steps: int) -> None:
