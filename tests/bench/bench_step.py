@@ -293,8 +293,8 @@ def main() -> None:
         for name in words.comparisons or COMPARISONS:
             COMPARISONS[name](strategy, words.steps)
     if words.publish and PUBLISHED:
-        tool = f"tests/bench/bench_step.py {words.steps} whole"
-        publish("cost", {"whole": measured_here(tool, head=HEAD, rows=PUBLISHED)})
+        table = measured_here("tests/bench/bench_step.py", head=HEAD, rows=PUBLISHED)
+        publish("cost", {"whole": table})
 
 
 if __name__ == "__main__":
