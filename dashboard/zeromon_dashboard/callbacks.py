@@ -96,8 +96,10 @@ def _asked_for_parts(feeds: Feeds) -> Iterator[tuple[Any, ...]]:
         route = parse_address(address)
         followed = feeds.hub.followed(route.run)
         counted = first_counted(followed.newest().run.ranks)
-        snapshots = sample_snapshots(followed.source, _MOMENTS)
-        return counted and memory_page.over_the_record(snapshots, next(iter(route.ranks), counted.rank))
+        if counted is None:
+            return None
+        rank = route.ranks[0] if route.ranks else counted.rank
+        return memory_page.over_the_record(sample_snapshots(followed.source, _MOMENTS), rank)
 
     yield predict_changes, Output("predicted", "children"), Input("changes", "id"), address
     yield show_role_history, Output("roles-over", "children"), Input("roles-over", "id"), address

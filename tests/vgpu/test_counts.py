@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.vgpu, pytest.mark.short]
 MOST = {"ddp": (260, 20), "fsdp2": (700, 128), "zero3": (-330, 53)}
 """Strategy -> Python functions that the training thread enters for the agent in a step, and records.
 
-Below zero: the agent tells an event the current stream, which torch looks for in 15 functions.
+Below zero: the agent passes the current stream to an event; torch looks it up in 15 functions.
 """
 
 

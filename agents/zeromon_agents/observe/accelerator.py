@@ -10,14 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MethodDescriptorType
 from typing import Any
 
 import torch
 
 NATIVE, ASYNC, UNCACHED = "native", "cudaMallocAsync", "uncached"
 """Allocators of torch: its caching one, CUDA's own, and none (``PYTORCH_NO_CUDA_MEMORY_CACHING``)."""
-_MAX_STREAMS = 256
-"""torch has 32 for each priority; a library may bring its own."""
 _UNCACHED = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
 
 
@@ -29,9 +28,15 @@ class Accelerator:
         self.module = module
         self.Event: Any = getattr(module, "Event", torch.Event)
         base = self.Event.__base__
-        self.PlainEvent: Any = base if base.__module__ == "torch._C" else self.Event
-        """The event in C that the other one wraps: its methods enter no Python function, and no hook."""
-        self._streams: dict[Any, Any] = {}
+        is_in_c = isinstance(vars(base).get("record"), MethodDescriptorType)
+        self.PlainEvent: Any = base if is_in_c else self.Event
+        """The event in C that the other one wraps, whose methods enter no Python function."""
+        # torch has 32 streams for each priority; a library may bring its own
+        self._stream: Any = functools.lru_cache(256)(
+            lambda number, index, kind: module.Stream(
+                stream_id=number, device_index=index, device_type=kind
+            )
+        )
         captures = getattr(module, "is_current_stream_capturing", None)
         self.is_current_stream_capturing: Any = captures or (lambda: False)
         """Returns whether the current stream records a graph, in which no event may be used."""
@@ -49,14 +54,7 @@ class Accelerator:
         """
         if self._get_stream is None or self._get_device is None:
             return self.module.current_stream(index)
-        key = self._get_stream(self._get_device() if index is None else index)
-        stream = self._streams.get(key)
-        if stream is None:
-            if len(self._streams) >= _MAX_STREAMS:
-                self._streams.clear()
-            names = ("stream_id", "device_index", "device_type")
-            stream = self._streams[key] = self.module.Stream(**dict(zip(names, key, strict=True)))
-        return stream
+        return self._stream(*self._get_stream(self._get_device() if index is None else index))
 
     def is_initialized(self) -> bool:
         """Returns whether this process uses the device already.

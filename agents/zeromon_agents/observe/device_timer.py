@@ -167,10 +167,8 @@ class Waited:
         self.entries, self.behind = entries, behind
         self.left_ns = left_ns
         """When the host had recorded both events; a collective that ended before has no known end."""
-        self.depth: int = 1
+        self.depth: int = 1 + max([wait.depth for wait in behind], default=0)
         """The number of streams in a row that wait for each other."""
-        for wait in behind:
-            self.depth = max(self.depth, wait.depth + 1)
         self.passed = False
         """True if the compute stream has waited for it: a later wait cannot stand still for it."""
 
@@ -225,6 +223,8 @@ class DeviceTimer:
         self._device = device
         self.device_type = device.type
         """The type of the tensors whose collectives are timed here."""
+        # Taken before install() patches it: an event that is not in C would pass the agent's own hook
+        self._record: Any = device.PlainEvent.record
         self._free: list[Any] = []
         self._pending: deque[Waited | Border | HiddenWait] = deque()
         self._last_border: Border | None = None
@@ -400,7 +400,7 @@ class DeviceTimer:
                 for wait in other_waits:
                     if not wait.passed:
                         return self.waits_for(other_waits, stream, lambda at: original(event, at))
-            at = self._found_stream() if stream is None else stream
+            at = self._find_stream() if stream is None else stream
             return original(event) if at is None else original(event, at)
 
         return wait_with_hook
@@ -434,11 +434,10 @@ class DeviceTimer:
     def waits_for(self, earlier: tuple[Waited, ...], stream: Any, wait: Callable[[Any], Any]) -> Any:
         """Runs and times *wait*, which makes *stream* wait for another one with the waits *earlier*."""
         note, reached = self._context.guard.note, None
-        if stream is None:
-            stream = self._device.current_stream()
+        stream = self._find_stream() if stream is None else stream
         try:
             earlier = tuple([w for w in earlier if not w.passed and w.depth < _DEPTH])
-            if earlier and not self._device.is_current_stream_capturing():
+            if earlier and stream is not None and not self._device.is_current_stream_capturing():
                 reached = self._mark(stream)
         except self._context.guard.CAUGHT as error:
             note(error, "Event.wait")
@@ -459,11 +458,9 @@ class DeviceTimer:
         note, caught = self._context.guard.note, self._context.guard.CAUGHT
 
         def record_with_hook(event: Any, stream: Any = None) -> Any:
-            at = stream
+            at = self._find_stream() if stream is None else stream
             try:
-                if at is None:
-                    at = self._found_stream()
-                if self._waits:
+                if self._waits and at is not None:
                     waits = self._waits.get(at.stream_id, ())
                     # Also without waits: an event recorded again would keep its earlier ones
                     if waits or getattr(event, _BEHIND, None):
@@ -476,9 +473,13 @@ class DeviceTimer:
 
     # ---- helpers ------------------------------------------------------------------------------
 
-    def _found_stream(self) -> Any:
-        """Returns the current stream, which torch would look for in 15 functions; None where unknown."""
-        return None if self._compute_stream is None else self._device.current_stream()
+    def _find_stream(self) -> Any:
+        """Returns the current stream, which torch looks up in 15 functions; None where unknown."""
+        try:
+            return None if self._compute_stream is None else self._device.current_stream()
+        except self._context.guard.CAUGHT as error:  # the script's own call finds it, or raises
+            self._context.guard.note(error, "current_stream")
+            return None
 
     def _side_stream(self, stream: Any = None) -> int | None:
         """Returns the id of *stream*, by default the current one; None for the compute stream."""
@@ -495,7 +496,7 @@ class DeviceTimer:
 
     def _mark(self, stream: Any = None) -> Any:
         event = self._free.pop() if self._free else self._device.PlainEvent(enable_timing=True)
-        event.record(self._device.current_stream() if stream is None else stream)
+        self._record(event, self._device.current_stream() if stream is None else stream)
         return event
 
     def _keep(self, wait: Waited) -> None:

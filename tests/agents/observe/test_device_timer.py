@@ -239,17 +239,15 @@ def test_nothing_is_patched_after_detach(parts: Parts) -> None:
     assert vars(parts.device.Event)["wait"].__qualname__.startswith("VirtualDevice")
 
 
-def test_a_border_is_no_later_than_the_call_that_records_it(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_border_is_no_later_than_the_call_that_records_it(parts: Parts) -> None:
     """The device may come to the event at once, and the call return late on a busy host."""
-    record = parts.device.PlainEvent.record
+    record = parts.timer._record
 
     def record_slowly(event: Any, stream: Any) -> None:
         record(event, stream)
         parts.device.now += 20 * MS
 
-    monkeypatch.setattr(parts.device.PlainEvent, "record", record_slowly)
+    parts.timer._record = record_slowly
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         parts.timer.border(phase, None)
     returned_ns = time.monotonic_ns()
@@ -276,3 +274,19 @@ def test_a_drifting_clock_does_not_put_an_idle_device_behind_its_host(
     last = spans[-1]
     assert isinstance(last, PhaseSpan)
     assert last.lag_ns < MS // 10
+
+
+def test_a_stream_that_cannot_be_found_is_the_scripts_to_find(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the agent's lookup is counted, and the event is recorded all the same."""
+
+    def refuse() -> None:
+        raise RuntimeError("no current stream")
+
+    monkeypatch.setattr(parts.device, "current_stream", refuse)
+    event = parts.device.Event()
+    event.record()
+    event.wait()
+    assert event.at is not None
+    assert parts.timer._context.guard.errors == 2
