@@ -896,7 +896,8 @@ def test_a_plain_trainer_has_no_problem(tmp_path: Path) -> None:
 def test_the_example_scripts_have_no_problem() -> None:
     problems = check([str(ROOT / "examples")]).problems
     own = {(Path(p.file).name, p.code) for p in problems if p.file.endswith(".py")}
-    assert own == {("train_7b.py", "ZM208")}, "it reduces in fp32 on purpose"
+    on_purpose = {("train_7b.py", "ZM208"), ("train.py", "ZM208")}
+    assert own == on_purpose, "they reduce in fp32 on purpose"
 
 
 # ---- what others reported, verbatim ---------------------------------------------------------------
