@@ -44,20 +44,28 @@ STEPS = 400
 SMALL_STEPS = 4
 """Times as many of the small model."""
 PAIRS, WARM_UP, TRIMMED = int(os.environ.get("PAIRS", "12")), 20, 0.1
-WHOLE_SIZE = ("128", "96", "0")
+WHOLE_SIZE = ("128", os.environ.get("BATCH", "384"), "0")
 PATTERN = [True, False, False, True]
 SIZE = ["--width", "192", "--layers", "4", "--batch", "4", "--length", "128"]
 SMALL = ["--width", "64", "--layers", "4", "--batch", "2", "--length", "64"]
 ZERO_3 = ["--config", str(ROOT / "examples/deepspeed/zero3.json"), "--no-compile"]
 WHOLE = ("start", "first", "wall", "cpu")
-TITLES = {"fsdp2": "FSDP2", "ddp": "DDP", "zero3": "ZeRO-3"}
+TITLES = {
+    "ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2", "zero2": "ZeRO-2", "zero3": "ZeRO-3",
+    "trainer": "DDP by Hugging Face's Trainer",
+}  # fmt: skip
+"""The programs of whole jobs."""
 HEAD = [
     "strategy, step", "start", "first 100 steps", "then, time", "then, CPU of the ranks",
     "collector, of a core", "stated by zeromon",
 ]  # fmt: skip
 PUBLISHED: list[list[str]] = []
 """The rows of the comparison of whole jobs."""
-PROGRAMS = {"fsdp2": ["--strategy", "fsdp2"], "ddp": ["--strategy", "ddp"], "zero3": ZERO_3}
+PROGRAMS: dict[str, list[str]] = {
+    "fsdp2": ["--strategy", "fsdp2"],
+    "ddp": ["--strategy", "ddp"],
+    "zero3": ZERO_3,
+}
 
 
 def ratio(pairs: list[tuple[int, int]]) -> tuple[float, float]:
@@ -169,6 +177,7 @@ def timed_run(strategy: str, steps: int, *, watched: bool) -> Whole:
     environment = clean_environment() | {
         "TIMED": str(steps), "DS_ACCELERATOR": "cpu", "BEGAN": str(time.time_ns()),
         "ZEROMON_DIR": str(folder / "rings"), "ZEROMON_STORE": str(folder / "store"),
+        "TRAINER_OUTPUT": str(folder / "trainer"),
     }  # fmt: skip
     prefix = [sys.executable, "-m", "zeromon", "run", "--quiet", "--"] if watched else []
     words = [*prefix, *TORCHRUN, "2", str(ROOT / "tests/bench/count_program.py"), strategy, *WHOLE_SIZE]
@@ -284,13 +293,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("steps", nargs="?", type=int, default=STEPS)
     parser.add_argument("comparisons", nargs="*", metavar="large|small|whole")
-    parser.add_argument("--of", choices=PROGRAMS, metavar="STRATEGY", help="one of them alone")
+    parser.add_argument("--of", choices=TITLES, metavar="STRATEGY", help="one of them alone")
     parser.add_argument("--publish", action="store_true", help="write the table of whole jobs")
     words = parser.parse_args()
     if not set(words.comparisons) <= COMPARISONS.keys():
         parser.error(f"the comparisons are {', '.join(COMPARISONS)}")
-    for strategy in [words.of] if words.of else PROGRAMS:
-        for name in words.comparisons or COMPARISONS:
+    for name in words.comparisons or COMPARISONS:
+        known = TITLES if name == "whole" else PROGRAMS
+        for strategy in [words.of] if words.of else known:
             COMPARISONS[name](strategy, words.steps)
     if words.publish and PUBLISHED:
         table = measured_here("tests/bench/bench_step.py", head=HEAD, rows=PUBLISHED)

@@ -1,6 +1,6 @@
 """Trains nine units and counts what its steps do, with the agent and after it was stopped; run by
 bench_counts.py, which says what each counter is. With ``TIMED`` it times the first 100 steps and that
-many more. Where there is a
+many more; for that it also trains under Hugging Face's Trainer, with its defaults. Where there is a
 CUDA device, it trains there.
 
 The steps that are counted are those of a long run: they have the numbers from 1,000 on, so that one in
@@ -36,17 +36,50 @@ class Block(torch.nn.Module):
         return x + self.narrow(torch.nn.functional.gelu(self.wide(self.norm(x))))
 
 
-def stepper(strategy: str, width: int, batch: int) -> Callable[[], None]:
-    """Returns a function that takes one step."""
+class WithLoss(torch.nn.Module):
+    """A model as Hugging Face's Trainer expects it."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.model(x).square().mean()}
+
+
+def sequence(width: int) -> torch.nn.Sequential:
+    """The model, on this rank's device."""
     torch.manual_seed(0)
     device = f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"
-    model: Any = torch.nn.Sequential(*(Block(width) for _ in range(LAYERS))).to(device)
-    x = torch.randn(batch, width, device=device)
-    if strategy == "zero3":
+    return torch.nn.Sequential(*(Block(width) for _ in range(LAYERS))).to(device)
+
+
+def train_with_trainer(width: int, batch: int, steps: int, after_step: Callable[[], None]) -> None:
+    """Trains under Hugging Face's Trainer, which reads its batches from a DataLoader."""
+    transformers = importlib.import_module("transformers")
+
+    class AfterStep(transformers.TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            after_step()
+
+    arguments = transformers.TrainingArguments(
+        output_dir=os.environ["TRAINER_OUTPUT"], max_steps=steps, per_device_train_batch_size=batch,
+        save_strategy="no", use_cpu=not torch.cuda.is_available(),
+    )  # fmt: skip
+    data = [{"x": row} for row in torch.randn(4 * batch, width)]
+    model = WithLoss(sequence(width))
+    transformers.Trainer(model, arguments, train_dataset=data, callbacks=[AfterStep()]).train()
+
+
+def stepper(strategy: str, width: int, batch: int) -> Callable[[], None]:
+    """Returns a function that takes one step."""
+    model: Any = sequence(width)
+    x = torch.randn(batch, width, device=next(model.parameters()).device)
+    if strategy in ("zero2", "zero3"):
         deepspeed = importlib.import_module("deepspeed")
         config = {
             "train_micro_batch_size_per_gpu": batch,
-            "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+            "zero_optimization": {"stage": int(strategy[-1]), "stage3_param_persistence_threshold": 0},
             "optimizer": {"type": "AdamW", "params": {"torch_adam": True}},
         }
         engine, *_ = deepspeed.initialize(model=model, config=config)
@@ -56,10 +89,16 @@ def stepper(strategy: str, width: int, batch: int) -> Callable[[], None]:
             engine.step()
 
         return step_engine
+    fsdp = importlib.import_module("torch.distributed.fsdp")
     if strategy == "ddp":
         model = torch.nn.parallel.DistributedDataParallel(model)
+    elif strategy == "fsdp1":
+        policy = importlib.import_module("torch.distributed.fsdp.wrap").ModuleWrapPolicy({Block})
+        place = model[0].norm.weight.device
+        model = fsdp.FullyShardedDataParallel(
+            model, auto_wrap_policy=policy, device_id=place, use_orig_params=True
+        )
     else:
-        fsdp = importlib.import_module("torch.distributed.fsdp")
         for block in model:
             fsdp.fully_shard(block)
         fsdp.fully_shard(model)
@@ -108,22 +147,43 @@ class Callgrind:
         self._requests.stop()
 
 
-def time_steps(step: Callable[[], None], steps: int) -> None:
+class Times:
     """Prints wall time and CPU time of this rank, in nanoseconds: of the start, and of a step then.
 
     Of the start they are those from the command to the end of the first step.
     """
-    step()
-    since_command = time.time_ns() - int(os.environ["BEGAN"])
-    os.write(1, f"TIMED {since_command} {time.process_time_ns()}\n".encode())  # at once: both print
-    for count in (FIRST - 1, steps):
+
+    def __init__(self, steps: int) -> None:
+        self.last = FIRST + steps
+        self.count = self.since = self.wall = self.cpu = 0
+
+    def after_step(self) -> None:
+        """Called when a step has ended."""
+        self.count += 1
+        if self.count not in (1, FIRST, self.last):
+            return
+        if self.count == 1:
+            wall, cpu = time.time_ns() - int(os.environ["BEGAN"]), time.process_time_ns()
+            steps = 1
+        else:
+            dist.barrier()
+            wall, cpu = time.perf_counter_ns() - self.wall, time.process_time_ns() - self.cpu
+            steps = self.count - self.since
+        os.write(1, f"\nTIMED {wall / steps} {cpu / steps}\n".encode())  # at once: both print
         dist.barrier()
-        wall, cpu = time.perf_counter_ns(), time.process_time_ns()
-        for _ in range(count):
-            step()
-        dist.barrier()
-        wall, cpu = time.perf_counter_ns() - wall, time.process_time_ns() - cpu
-        os.write(1, f"TIMED {wall / count} {cpu / count}\n".encode())
+        self.since, self.wall, self.cpu = self.count, time.perf_counter_ns(), time.process_time_ns()
+
+
+def time_steps(strategy: str, width: int, batch: int, steps: int) -> None:
+    """Trains the first 100 steps and *steps* more, and prints what they take."""
+    times = Times(steps)
+    if strategy == "trainer":
+        train_with_trainer(width, batch, times.last, times.after_step)
+        return
+    step = stepper(strategy, width, batch)
+    for _ in range(times.last):
+        step()
+        times.after_step()
 
 
 def main() -> None:
@@ -133,13 +193,13 @@ def main() -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    if "TIMED" in os.environ:
+        time_steps(strategy, width, batch, int(os.environ["TIMED"]))
+        dist.destroy_process_group()
+        return
     step, library = stepper(strategy, width, batch), os.environ.get("REQUESTS", "")
     counter = Callgrind(library) if library else Calls()
     found: dict[str, float] = {}
-    if "TIMED" in os.environ:
-        time_steps(step, int(os.environ["TIMED"]))
-        dist.destroy_process_group()
-        return
     for _ in range(WARM_UP):
         step()
     if "ZEROMON_RUN_DIR" in os.environ:
