@@ -37,7 +37,9 @@ from vgpu.environment import Environment, find
 from zeromon_vgpu.machine import write_machine
 
 PROGRAM = str(ROOT / "tests/bench/count_program.py")
-TITLES = {"ddp": "DDP", "fsdp2": "FSDP2", "zero3": "ZeRO-3"}
+TITLES = {
+    "ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2", "zero2": "ZeRO-2", "zero3": "ZeRO-3",
+}  # fmt: skip
 HEAD = ["strategy", "Python functions", "records", "instructions", "of a step's"]
 SMALL, LARGE = ("16", "4"), ("128", "96")
 REQUESTS = """
