@@ -86,13 +86,13 @@ def _page_head_props(view: Known) -> Parts:
     elif view.trouble:
         state, colour = "no answer", "red"
     elif run.ended or not view.live:
-        state, colour = "recorded", "gray"
+        state, colour = "recorded", "gray.5"  # gray is no colour in the dark
     elif (pause := pause_seconds(run)) is not None:
         state, colour = pause_text(pause), "orange"
     elif run.detached:
-        state, colour = "detached", "gray"
+        state, colour = "detached", "gray.5"
     elif run.ranks and not any(rank.status.alive for rank in run.ranks):
-        state, colour = "ending", "gray"
+        state, colour = "ending", "gray.5"
     else:
         state, colour = "live", "teal"
     judged = unanswered_verdict(run, view.age) if view.trouble and not run.ended else judge_run(run)
@@ -102,7 +102,6 @@ def _page_head_props(view: Known) -> Parts:
     note, until_wall = view.about.note, view.span[1] if view.span is not None else 0.0
     life = life_of_run(run, view.findings, until_wall)
     tags = (dmc.Badge(t, variant="outline", color="gray", tt="none") for t in view.about.tags)
-    remarks = [dmc.Text(note, size="sm")] if note else []
     return {
         "banner": {"className": _TONES[judged.severity]},
         "sign": {"children": SIGNS[judged.severity]},
@@ -110,7 +109,7 @@ def _page_head_props(view: Known) -> Parts:
         "health": {"children": str(judged.health)},
         "cause": {"children": judged.headline},
         "facts": {"children": facts},
-        "about": {"children": [*tags, *remarks]},
+        "about": {"children": [*tags, *([dmc.Text(note, size="sm")] if note else [])]},
         "state": {"children": state, "color": colour},
         "detail": {"children": judged.detail + "; " * bool(judged.detail and state_text)},
         "verdict": {"children": state_text},

@@ -399,7 +399,7 @@ def own_time_figure(
     }  # fmt: skip
     return plotly_figure(
         [data],
-        "Step time without waiting, against the median",
+        "Step time without waiting, against median",
         136 + min(500, 26 * len(z)),
         xaxis=step_axis(steps, len(common)),
         uirevision=str(steps),

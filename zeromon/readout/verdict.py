@@ -359,8 +359,9 @@ def exposed_severity(run: RunSnapshot) -> Severity | None:
 
 
 def state_beside(health: Health, run: RunSnapshot) -> str:
-    """The state of *run* beside the word for its health, without that word: ``after step 20``."""
-    return text.run_state(run).removeprefix("died: ").removeprefix(f"{health} ")
+    """The state of *run* beside the word for its health: ``after step 20``; "" where that says it."""
+    state = "" if run.unfinished else text.run_state(run)
+    return state.removeprefix("died: ").removeprefix(f"{health} ")
 
 
 def judge_run(run: RunSnapshot) -> Verdict:

@@ -28,7 +28,7 @@ def head_line(run: RunSnapshot, width: int = 200) -> Line:
     state, state_width = clean(state_beside(judged.health, run)), width - line_width(spans) - 2
     for divider in (", ", " after "):
         state = leading_clauses(state, state_width, divider)
-    spans.append((f"· {state}", ""))
+    spans.append((f"· {state}" if state else "", ""))
     if run.ranks:
         first_rank = run.ranks[0]
         fleet = run.fleet
