@@ -250,7 +250,7 @@ def role_bands_figure(bands: RoleBands) -> dict[str, Any]:
     """Memory by role over the steps, one band above the other, up to all that the rank holds."""
     scale, unit = byte_scale(max(map(sum, zip(*bands.bands.values(), strict=True))))
     measure = {"device": "reserved on its device", "host": "resident"}[bands.place]
-    title = f"Memory of rank {bands.rank} by role, recorded to step {bands.steps[-1]:,}"
+    title = f"Memory of rank {bands.rank} by role, to step {bands.steps[-1]:,}"
     grey = {"line": {"width": 0.5, "color": COLOURS[-1]}}
     data = [
         {
