@@ -155,7 +155,7 @@ def _fold_ended_call(state: RankState, call: Call, record: Raw) -> None:
     window.ended.append(record)
     if sequence > 0:
         step = _collective_step(state, issued_ns, on_device=call.on_device)
-        state.arrivals.append(
+        (state.step_arrivals if on_device else state.arrivals).append(
             Arrival(
                 call.group, sequence, issued_ns, t_ns, nbytes, blocked_ns, t_ns - blocked_ns, step,
                 timed_steps, row, on_device, span_known=call.span_known, on_host=not call.on_device,
@@ -263,8 +263,10 @@ def _fold_stream_stall(state: RankState, e: Stall) -> None:
     reduced = state.group_calls[group].reduced
     if e.calls and reduced is not None and reduced.calls > 0:  # by the newest step of the host
         step_sums.nbytes += reduced.nbytes * e.calls / reduced.calls
+    if not e.calls:
+        _note_stream_wait(state, group, e)
     # Its number is negated: it is the group's own, and must not meet an equal number of a hook
-    if e.sequence and e.reached_ns:  # the rank has arrived at the last of the calls, and waits
+    elif e.sequence and e.reached_ns:  # the rank has arrived at the last of the calls, and waits
         state.arrivals.append(
             Arrival(
                 group, -e.sequence, e.reached_ns, e.reached_ns + e.blocked_ns, 0, e.blocked_ns,
@@ -272,6 +274,23 @@ def _fold_stream_stall(state: RankState, e: Stall) -> None:
                 row, True, True,
             )
         )  # fmt: skip
+
+
+def _note_stream_wait(state: RankState, group: int, e: Stall) -> None:
+    """Notes from when on the rank waited, at collectives that another stream waited for.
+
+    Where a group runs in order, a stream also waits for the collectives before the one it waits for.
+    """
+    left_ns = e.reached_ns + e.blocked_ns
+    for arrival in reversed(state.step_arrivals):
+        if arrival.group == group and arrival.sequence <= e.sequence:
+            if arrival.ended_ns <= e.reached_ns:  # so have all before it
+                return
+            is_own = arrival.sequence == e.sequence
+            arrival.blocked_ns += e.blocked_ns * is_own
+            # One that goes on when the stream leaves does not hold it up
+            if is_own or arrival.ended_ns <= left_ns:
+                arrival.waits_from_ns = min(arrival.waits_from_ns, e.reached_ns)
 
 
 @folds_event(GroupSequence)

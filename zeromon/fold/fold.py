@@ -50,8 +50,9 @@ def fold_records(state: RankState, records: Iterable[events.Raw]) -> None:
         if not state.first_event_ns:
             state.first_event_ns = t_ns
         collectives.fold_call_record(state, call, record)
-    if len(state.arrivals) > MAX_ARRIVALS:
-        del state.arrivals[:-MAX_ARRIVALS]
+    for arrivals in (state.arrivals, state.step_arrivals):
+        if len(arrivals) > MAX_ARRIVALS:
+            del arrivals[:-MAX_ARRIVALS]
 
 
 def _call_of_record(state: RankState, record: events.Raw) -> Call | None:

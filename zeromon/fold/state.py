@@ -407,6 +407,8 @@ class RankState:
     """The id of :data:`~zeromon.ring.model_metadata.BACKGROUND`; 0 until a collective has it."""
     arrivals: list[Arrival] = field(default_factory=list)
     """Those that have ended since the collector last took them, the newest :data:`MAX_ARRIVALS`."""
+    step_arrivals: list[Arrival] = field(default_factory=list)
+    """Those of a device's step that goes on: its stream may wait for them later in the step."""
     traffic: dict[Key, CollectiveStats] = field(default_factory=dict)
     sizes: dict[codes.Op, list[int]] = field(default_factory=dict)
     """Operation -> calls by size, then bytes, of the calls that were counted but not timed."""

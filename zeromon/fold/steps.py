@@ -193,6 +193,8 @@ def _fold_device_step(state: RankState, e: events.StepMark) -> None:
     A step whose border was lost, and the one after it, keep the host's times.
     """
     window, state.device_window = state.device_window, Window()
+    state.arrivals += state.step_arrivals
+    state.step_arrivals.clear()
     # After a lost border the device's window holds two steps, so neither has times of its own
     is_after_gap = bool(state.enqueued) and state.enqueued[0][0].step < e.step
     while state.enqueued and state.enqueued[0][0].step < e.step + is_after_gap:

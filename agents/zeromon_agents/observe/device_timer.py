@@ -312,8 +312,8 @@ class DeviceTimer:
     def left_wait(self, waiting: tuple[Sequence[Entry], Any]) -> None:
         """Records that the stream has left the wait."""
         entries, reached = waiting
-        # Word and place alone: _write_stalls reads no other field of an entry
-        targets = entries or [[self._context.head_word, 0]]
+        # Up to the number: _write_stalls reads no later field of an entry
+        targets = entries or [[self._context.head_word, 0, 0, 0, 0]]
         wait = Waited(self._side_stream(), reached, self._mark(), targets, (), time.monotonic_ns())
         # where a control step issued it, only how long the stream stands still is known
         self._keep(wait if entries else Waited(wait.stream, reached, wait.left, [], (wait,)))
@@ -622,13 +622,16 @@ class DeviceTimer:
     def _write_stalls(self, wait: Waited) -> None:
         """Writes for which collectives of other streams the compute stream stood still, and how long."""
         origin, now_ns, until_ns = wait.reached, time.monotonic_ns(), 0
-        stalled = _duration_ns(origin, wait.left)
+        stalled, reached_ns = _duration_ns(origin, wait.left), self._host_ns(origin)
         spans = [span for inner in wait.behind for span in inner.stalls(origin, 0, stalled)]
         for start, end_ns, entry in sorted(spans, key=itemgetter(0)):  # of several streams at once
             if end_ns > until_ns:
                 head_word = _STALL | entry[WORD]
-                blocked, until_ns = end_ns - max(start, until_ns), end_ns
-                self._context.ring.write(now_ns, head_word, entry[PLACE], blocked, 0, 0, 0)
+                start, until_ns = max(start, until_ns), end_ns
+                # fmt: off
+                self._context.ring.write(now_ns, head_word, entry[PLACE], end_ns - start, 0,
+                                         reached_ns + start, entry[SEQUENCE])
+                # fmt: on
 
 
 def _span_word(earliest_ns: int, began_ns: int, end_ns: int) -> int:
