@@ -174,6 +174,33 @@ def test_the_end_of_a_backward_is_the_arrival_at_what_the_reducer_sends() -> Non
     assert row.transfer_seconds is None and row.busbw_bytes_per_second is None
 
 
+@pytest.mark.parametrize(
+    ("waited_for", "until_ms", "late_ms"),
+    [
+        pytest.param(1, 95, 20, id="the collective itself"),
+        pytest.param(2, 99, 20, id="the next one in the order of its group"),
+        pytest.param(2, 80, 0, id="one that ends sooner and so is not behind it"),
+    ],
+)
+def test_a_rank_is_late_where_the_others_wait_for_a_stream_that_gathers(
+    waited_for: int, until_ms: int, late_ms: int
+) -> None:
+    """FSDP2: rank 1 arrives at 90 ms, rank 0 at 60 ms. Its side stream waits, its compute from 70 ms on."""
+    skew = ArrivalSkew()
+    for rank, arrived_ms in enumerate((60, 90)):
+        stall = Stall(
+            100 * MS, Op.ALL_GATHER, Phase.FORWARD, Flag.DEVICE, 0, (until_ms - 70) * MS, 1,
+            reached_ns=70 * MS, sequence=waited_for,
+        )  # fmt: skip
+        events = [ANNOUNCED, *gather(arrived_ms, 95, 0, 1), step(1, 0, 4)]
+        made = folded([*events, *[stall] * (rank == 0)])
+        assert not made.arrivals  # the stream may wait for it until the step ends
+        folded([on_device(step(1, 0, 100))], made)
+        skew.record_arrivals(rank, {1: ("dp_shard", 2, 2)}, made.arrivals)
+    assert skew.late_seconds(1) == skew.wait_seconds(0) == late_ms / 1000
+    assert skew.late_seconds(0) == skew.wait_seconds(1) == 0
+
+
 def test_the_means_of_a_collective_do_not_depend_on_the_host_s_lead() -> None:
     """The host enqueues all steps at once, or each behind the one before."""
     rows = []

@@ -263,10 +263,12 @@ def _fold_stream_stall(state: RankState, e: Stall) -> None:
     reduced = state.group_calls[group].reduced
     if e.calls and reduced is not None and reduced.calls > 0:  # by the newest step of the host
         step_sums.nbytes += reduced.nbytes * e.calls / reduced.calls
+    if not e.sequence or not e.reached_ns:
+        return
     if not e.calls:
         _note_stream_wait(state, group, e)
     # Its number is negated: it is the group's own, and must not meet an equal number of a hook
-    elif e.sequence and e.reached_ns:  # the rank has arrived at the last of the calls, and waits
+    else:  # the rank has arrived at the last of the calls, and waits
         state.arrivals.append(
             Arrival(
                 group, -e.sequence, e.reached_ns, e.reached_ns + e.blocked_ns, 0, e.blocked_ns,

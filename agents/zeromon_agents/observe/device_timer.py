@@ -622,6 +622,7 @@ class DeviceTimer:
     def _write_stalls(self, wait: Waited) -> None:
         """Writes for which collectives of other streams the compute stream stood still, and how long."""
         origin, now_ns, until_ns = wait.reached, time.monotonic_ns(), 0
+        # Before the first border no clock is known, and a time without it would pass for one
         stalled, reached_ns = _duration_ns(origin, wait.left), self._host_ns(origin)
         spans = [span for inner in wait.behind for span in inner.stalls(origin, 0, stalled)]
         for start, end_ns, entry in sorted(spans, key=itemgetter(0)):  # of several streams at once
@@ -630,7 +631,7 @@ class DeviceTimer:
                 start, until_ns = max(start, until_ns), end_ns
                 # fmt: off
                 self._context.ring.write(now_ns, head_word, entry[PLACE], end_ns - start, 0,
-                                         reached_ns + start, entry[SEQUENCE])
+                                         reached_ns and reached_ns + start, entry[SEQUENCE])
                 # fmt: on
 
 

@@ -170,6 +170,20 @@ def test_the_compute_stream_waits_for_a_stream_that_gathers(parts: Parts) -> Non
     assert (done.blocked_ns, stall.blocked_ns) == (0, 3 * MS)
     assert (stall.op, stall.group, stall.unit) == (Op.ALL_GATHER, 1, 2)
     assert stall.flags & Flag.DEVICE
+    assert (stall.sequence, stall.reached_ns) == (done.sequence, 0)  # no clock before the first border
+
+
+def test_a_wait_for_a_stream_says_when_it_began(parts: Parts) -> None:
+    """The compute stream computes for 2 ms of a gather of 5 ms, and waits for the others."""
+    parts.timer.border(Phase.OTHER, None)
+    with parts.device.stream(1):
+        parts.gather(5 * MS)
+    parts.device.current.run("compute", 2 * MS)
+    parts.device.current.wait_stream(parts.device.streams[1])
+    done, stall = parts.passed()[-2:]
+    assert isinstance(done, Done) and isinstance(stall, Stall)
+    assert (stall.reached_ns - done.issued_ns, stall.blocked_ns) == (2 * MS, 3 * MS)
+    assert (stall.sequence, stall.calls) == (done.sequence, 0)
 
 
 def test_a_second_wait_for_the_same_gather_stands_still_no_more(parts: Parts) -> None:
