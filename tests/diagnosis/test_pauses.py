@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from builders import MS, rank, run, summary
@@ -37,6 +38,24 @@ def paused(
                              exposed_ns=wait * timed))  # fmt: skip
         at = end
     return rank(number, recent=tuple(steps), watched_steps=150, last_step=150, median_seconds=0.1)
+
+
+@pytest.mark.parametrize(("pause_ms", "severity"), [(3000, "warning"), (1000, "info")])
+def test_the_other_ranks_wait_for_one_that_saves_once(pause_ms: int, severity: str) -> None:
+    """It is a warning from a tenth of the time on; where both ranks save at once, nobody waits."""
+    saving = paused(0, {130: pause_ms}, {}, saves=False)
+    steps = []
+    for step in saving.steps.recent:
+        spent = list(step.phase_ns)
+        spent[Phase.CHECKPOINT], spent[Phase.OTHER] = spent[Phase.OTHER], 0
+        steps.append(replace(step, phase_ns=tuple(spent)))
+    saving = saving.with_recent(steps)
+    waiting = paused(1, {}, {130: pause_ms}, saves=False)
+    (finding,) = (f for f in advise(run(saving, waiting)) if f.rule == "slow_steps")
+    assert (finding.rank, finding.severity) == (0, severity)
+    assert finding.text.endswith("of it checkpoint; the other ranks wait")
+    (finding,) = (f for f in advise(run(saving, replace(saving, rank=1))) if f.rule == "slow_steps")
+    assert finding.severity == "info" and "wait" not in finding.text
 
 
 @pytest.mark.parametrize(

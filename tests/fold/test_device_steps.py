@@ -185,7 +185,7 @@ def test_the_end_of_a_backward_is_the_arrival_at_what_the_reducer_sends() -> Non
 def test_a_rank_is_late_where_the_others_wait_for_a_stream_that_gathers(
     waited_for: int, until_ms: int, late_ms: int
 ) -> None:
-    """FSDP2: rank 1 arrives at 90 ms, rank 0 at 60 ms. Its side stream waits, its compute from 70 ms on."""
+    """FSDP2: rank 0 arrives at 60 ms, rank 1 at 90 ms. Rank 0 computes until 70 ms."""
     skew = ArrivalSkew()
     for rank, arrived_ms in enumerate((60, 90)):
         stall = Stall(
@@ -272,6 +272,24 @@ def test_a_host_that_waits_within_a_phase_does_not_set_the_pace() -> None:
         events += [step(number, 4 * number - 4, 4 * number), *spans]
     known = pace(summarize_rank(folded(events)))
     assert known is not None and known.starved_ratio == 0
+
+
+def test_a_device_that_waits_out_the_pause_of_another_rank_is_not_launch_bound() -> None:
+    """The host is ahead; only in step 20 its queue is full, and it stands still as the device does."""
+    events: list[Event] = [ANNOUNCED]
+    for number in range(1, 25):
+        paused_ms, start = 5000 * (number == 20), 100 * (number - 1) + 5000 * (number > 20)
+        lag_ms = 0 if paused_ms else 30
+        phases = (
+            phase(Phase.FORWARD, start, start + 40),
+            phase(Phase.BACKWARD, start + 40, start + 100 + paused_ms),
+        )
+        events.append(step(number, 4 * number - 4, 4 * number))
+        events += [one._replace(lag_ns=lag_ms * MS) for one in phases]  # type: ignore[call-arg]
+        events.append(on_device(step(number, start, start + 100 + paused_ms)))
+    known = pace(summarize_rank(folded(events)))
+    assert known is not None and known.starved_ratio == 0
+    assert known.step_seconds == pytest.approx(0.1)
 
 
 def test_a_row_has_both_what_the_host_and_what_a_device_timed() -> None:

@@ -1,5 +1,6 @@
 """Where the time of a step goes: phases without what they wait for, and that waiting. Pure."""
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -7,7 +8,7 @@ from zeromon.base.units import human_bytes, human_count, human_ratio, human_seco
 from zeromon.ring.codes import ENQUEUED, Phase
 from zeromon.snapshot import RankSnapshot, StepSummary
 from zeromon.snapshot.host import WorkerMemory
-from zeromon.snapshot.levels import DEVICE_BOUND, HOST_BOUND
+from zeromon.snapshot.levels import DEVICE_BOUND, HOST_BOUND, SLOW_STEP
 from zeromon.snapshot.step import LoadingRow, settled_steps
 
 WINDOW = 20
@@ -104,10 +105,11 @@ class Pace(NamedTuple):
 
 
 def pace(rank: RankSnapshot) -> Pace | None:
-    """The pace of the last steps; None where no phase was timed on a device."""
-    steps = [
-        step for step in settled_steps(rank.steps.recent[-WINDOW:]) if step.launch_ns and not step.idle
-    ]
+    """The pace of the last steps without pauses; None where no phase was timed on a device."""
+    recent = settled_steps(rank.steps.recent[-WINDOW:])
+    # While a rank waits out the pause of another, its device keeps up with its host for seconds
+    longest = SLOW_STEP * statistics.median(step.seconds for step in recent) if recent else 0.0
+    steps = [step for step in recent if step.launch_ns and not step.idle and step.seconds <= longest]
     compute = sum(step.phase_ns[phase] for step in steps for phase in ENQUEUED)
     if not compute:
         return None

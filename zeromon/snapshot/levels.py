@@ -77,6 +77,9 @@ BLOCKED = Level(0.10, 0.25)
 LATE = Level(0.10, 0.10, is_lost_time=True)
 """How far a straggler arrives behind the second to last rank, as a share of a step."""
 
+SLOW_STEP = 2.0
+"""A step of so many times the median is slow."""
+
 WINDOW_STEPS = 20
 WINDOW_SECONDS = 5.0
 """The last steps that are judged: at least so many, and of at least so many seconds."""

@@ -15,7 +15,7 @@ from zeromon.ring.codes import Phase
 from zeromon.snapshot import RankSnapshot, RunSnapshot, StepSummary
 from zeromon.snapshot.finding import Remedy
 from zeromon.snapshot.focus import MIN_STEPS
-from zeromon.snapshot.levels import AVOIDABLE, DEVICE_IDLE, LATE, OWN_CODE, Severity
+from zeromon.snapshot.levels import AVOIDABLE, DEVICE_IDLE, LATE, OWN_CODE, SLOW_STEP, Severity
 from zeromon.snapshot.step import settled_steps
 
 _FIRST_STEPS = 10
@@ -25,8 +25,6 @@ _TOGETHER = Gain(0.8, 1.0)
 """Shares of the time of all ranks' collections that one collection at the same step saves."""
 _STATIC = Gain(0.8, 1.0)
 """Shares of the time of compilations that shapes and numbers declared dynamic save."""
-_SLOW = 2.0
-"""A step of so many times the median is slow."""
 _WRITING = Gain(0.3, 0.9)
 """Shares of the time of saves that a thread takes over: all but the copy of the state. Where CPUs are
 short, none is sure: what the thread writes to the page cache takes CPU time from training."""
@@ -181,7 +179,13 @@ def slow_steps(run: RunSnapshot) -> Iterable[Match]:
         f"{human_seconds(slow.lost_seconds)} more than the usual {human_seconds(slow.usual_seconds)}; "
         f"steps {dots}{ids}; {human_seconds(slow.of_cause_seconds)} of it {name}{see}"
     )
-    yield Match(evidence, rank.rank, remedy)
+    if len(slow_ranks) > 1 or len(run.ranks) < 2:
+        yield Match(evidence, rank.rank, remedy)
+        return
+    # The others wait in these steps, and that wait alone would be blamed on their communication
+    share = slow.lost_seconds / sum(step.seconds for step in _later_steps(rank))
+    waits = Waits(share, LATE, rank.rank, excess=True)
+    yield Match(f"{evidence}; the other ranks wait", rank.rank, remedy, waits=waits)
 
 
 class Pauses(NamedTuple):
@@ -213,7 +217,7 @@ def _find_pauses(rank: RankSnapshot) -> Pauses | None:
     # Without exposed time: a rank that waits for the pause of another does not pause itself
     busy_ns = [sum(split.values()) - split["exposed"] for split in splits]
     usual_ns = statistics.median(busy_ns)
-    min_ns = _SLOW * statistics.median(step.end_ns - step.start_ns for step in steps)
+    min_ns = SLOW_STEP * statistics.median(step.end_ns - step.start_ns for step in steps)
     long = [index for index, nanoseconds in enumerate(busy_ns) if nanoseconds > min_ns]
     if not _MIN_PAUSES <= len(long) <= (len(busy_ns) - long[0]) / 2:  # more often: late, no pauses
         return None
@@ -238,7 +242,7 @@ def _find_pauses(rank: RankSnapshot) -> Pauses | None:
     sums = {p: sum(splits[index][p] for index in long) for p in splits[0] if p != "exposed"}
     saves = all(splits[index]["checkpoint"] for index in long)
     is_regular = _is_regular(numbers)
-    if pause < _LONG * min_ns / _SLOW and not (is_regular and len(numbers) >= _STEADY):
+    if pause < _LONG * min_ns / SLOW_STEP and not (is_regular and len(numbers) >= _STEADY):
         return None
     cause = "checkpoint" if saves else max(sums, key=lambda p: sums[p])
     return Pauses(rank.rank, numbers, pause / 1e9, share, cause, is_regular)
@@ -276,10 +280,10 @@ def find_slow_steps(rank: RankSnapshot) -> Slow | None:
         return None
     took = [step.end_ns - step.start_ns for step in steps]
     usual_ns = statistics.median(took)
-    if max(took) <= _SLOW * usual_ns:
+    if max(took) <= SLOW_STEP * usual_ns:
         return None
-    slow = [step for step, step_ns in zip(steps, took, strict=True) if step_ns > _SLOW * usual_ns]
-    lost = sum(step_ns - usual_ns for step_ns in took if step_ns > _SLOW * usual_ns)
+    slow = [step for step, step_ns in zip(steps, took, strict=True) if step_ns > SLOW_STEP * usual_ns]
+    lost = sum(step_ns - usual_ns for step_ns in took if step_ns > SLOW_STEP * usual_ns)
     if lost < AVOIDABLE.warning * sum(took):
         return None
     excess = {
