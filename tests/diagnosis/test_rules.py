@@ -87,7 +87,7 @@ def test_every_rule_with_a_remedy_is_here() -> None:
         "nodes_apart", "not_finite", "own_code", "rank_died", "record_unread",
         "restarted", "stalled",
             "steps_apart",
-        "straggler", "unknown_version", "untimed_collectives",
+        "straggler", "uneven_work", "unknown_version", "untimed_collectives",
     }  # fmt: skip
     # test_engine.py, test_strategy_rules.py, test_training_rules.py
     elsewhere = {"oom_risk", "starved_prefetch", "same_samples", "initial_parameters_differ"}

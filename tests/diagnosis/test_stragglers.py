@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from zeromon.diagnosis.stragglers import (
 from zeromon.fold.fold import fold_records
 from zeromon.fold.state import MAX_ARRIVALS, RankState
 from zeromon.probes.cpu_pressure import CpuUsers, PressureReader, usable_cpu_count
+from zeromon.readout.verdict import judge_run
 from zeromon.ring.codes import Flag, Kind, Op, Phase
 from zeromon.ring.events import pack_call_word
 from zeromon.snapshot import RankSnapshot, StepSummary
@@ -497,3 +499,24 @@ def test_on_a_host_one_known_end_is_enough() -> None:
         arrived(skew, number, 2, one)
         rows.append(one.row.at(0))
     assert [(row.matched_bytes, row.matched_ns) for row in rows] == [(1000, 6 * MS)] * 2
+
+
+@pytest.mark.parametrize(
+    ("waits", "says"),
+    [
+        pytest.param((0.02, 0.016), "18.0 ms per step (18.0 %)", id="each waits"),
+        pytest.param((0.04, 0.0), "", id="one is always the last"),
+        pytest.param((0.008, 0.008), "", id="below a tenth of a step"),
+    ],
+)
+def test_ranks_that_wait_by_turns_have_uneven_work(waits: tuple[float, float], says: str) -> None:
+    """The samples of a step are 512 and 2,048 by turns; nobody is late in most steps."""
+    steps = tuple(summary(n, samples=512 if n % 2 else 2048) for n in range(1, 31))
+    facts: dict[str, Any] = {"recent": steps, "watched_steps": 30, "mean_seconds": 0.1}
+    made = run(*(changed(rank(n), wait_seconds=wait, **facts) for n, wait in enumerate(waits)))
+    findings = [finding for finding in advise(made) if finding.rule == "uneven_work"]
+    assert bool(findings) == bool(says)
+    for finding in findings:
+        assert says in finding.text and (finding.rank, finding.severity) == (-1, "warning")
+        assert finding.text.endswith("rank 0 has 512 to 2,048 samples per step")
+        assert judge_run(replace(made, findings=(finding,))).finding == finding

@@ -32,7 +32,7 @@ _OF_VALUES = {"not_finite", "grad_norm_spikes", "overflow_storm", "initial_param
 _OF_HOST = {
     "straggler", "slow_link", "distant_node", "device_idle", "launch_bound", "cpu_starved", "data_wait",
     "garbage_collection", "slow_steps", "own_code", "cpu_optimizer_slow", "offload_waits",
-    "nodes_apart", "node_silent", "collector_silent",
+    "nodes_apart", "node_silent", "collector_silent", "uneven_work",
 }  # fmt: skip
 """Rules on the time of hosts: all ranks of a preflight share the cores of one."""
 

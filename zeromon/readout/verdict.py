@@ -544,8 +544,8 @@ def _lost_time(run: RunSnapshot) -> Verdict | None:
 
 
 _EXPLAINS = 0.25
-_NAMED = ("straggler", "slow_steps")
-"""Rules that name the rank which others wait for: they stand before the waits that they explain."""
+_NAMED = ("straggler", "slow_steps", "uneven_work")
+"""Rules that say which ranks others wait for: they stand before the waits that they explain."""
 
 
 def _most_severe_finding(findings: Sequence[Finding]) -> Finding:

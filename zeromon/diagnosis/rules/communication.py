@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from zeromon.base.units import human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, rule
 from zeromon.diagnosis.rules.common import ACROSS_NODES, MIN_SHARE, Gain, exposed_seconds, fill_remedy
-from zeromon.readout.breakdown import own_seconds
+from zeromon.readout.breakdown import WINDOW, own_seconds
 from zeromon.readout.dimensions import (
     bubble_text,
     exposed_by_dimension,
@@ -32,6 +32,28 @@ def straggler(run: RunSnapshot) -> Iterable[Match]:
         lacks = Waits(late.share, LATE, late.rank, excess=True)
         action = _where_it_is_late(run, late)
         yield Match(f"{prefix}{straggler_sentence(late)}", late.rank, waits=lacks, action=action)
+
+
+@rule("ZM323")
+def uneven_work(run: RunSnapshot) -> Iterable[Match]:
+    """The ranks wait for each other by turns, and none is late step after step."""
+    waits = [rank.communication.wait_seconds or 0.0 for rank in run.ranks]
+    step_seconds = max((rank.steps.mean_seconds or 0.0 for rank in run.ranks), default=0.0)
+    is_settled = all(rank.steps.watched_steps >= SETTLED_STEPS for rank in run.ranks)
+    # A rank that is always the last waits for nobody
+    if run.stragglers or len(waits) < 2 or not is_settled or min(waits) < MIN_SHARE * step_seconds:
+        return
+    mean_wait = statistics.fmean(waits)
+    if not step_seconds or mean_wait < LATE.warning * step_seconds:
+        return
+    share, recent = mean_wait / step_seconds, run.ranks[0].steps.recent[-WINDOW:]
+    samples = [step.samples for step in recent if step.samples > 0] or [0]
+    sizes = f"; rank {run.ranks[0].rank} has {min(samples):,} to {max(samples):,} samples per step"
+    evidence = (
+        f"the ranks wait for each other by turns, {human_seconds(mean_wait)} per step "
+        f"({human_ratio(share)}); none is late in most steps{sizes if len(set(samples)) > 1 else ''}"
+    )
+    yield Match(evidence, waits=Waits(share, LATE))
 
 
 def _where_it_is_late(run: RunSnapshot, late: Straggler) -> str:

@@ -17,6 +17,7 @@ WINDOW = 20
 CAUSES = {
     "straggler": "late rank", "data_wait": "input", "launch_bound": "launch", "oom_risk": "leak",
     "slow_steps": "slow step", "device_idle": "idle device", "whole_model_unit": "communication",
+    "uneven_work": "uneven",
 }  # fmt: skip
 """The rule of the finding that the verdict is about -> what it means; other rules of the family ZM3 are
 about communication."""
