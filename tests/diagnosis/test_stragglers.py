@@ -504,7 +504,7 @@ def test_on_a_host_one_known_end_is_enough() -> None:
 @pytest.mark.parametrize(
     ("waits", "says"),
     [
-        pytest.param((0.02, 0.016), "18.0 ms per step (18.0 %)", id="each waits"),
+        pytest.param((0.02, 0.016), "by turns, 18.0 % of a step", id="each waits"),
         pytest.param((0.04, 0.0), "", id="one is always the last"),
         pytest.param((0.008, 0.008), "", id="below a tenth of a step"),
     ],

@@ -118,13 +118,10 @@ class LinkPeaks:
         if rank not in self._by_rank or (uuid and not self._by_rank[rank].device_kind):
             device, host, network = devices.links(uuid), devices.host_link(uuid), self._network
             self._by_rank[rank] = Links(
-                device_bytes_per_second=device[0],
-                device_kind=device[1],
-                network_bytes_per_second=network[0],
-                network_kind=network[1],
-                host_bytes_per_second=host[0],
-                host_kind=host[1],
-            )
+                device_bytes_per_second=device[0], device_kind=device[1],
+                network_bytes_per_second=network[0], network_kind=network[1],
+                host_bytes_per_second=host[0], host_kind=host[1],
+            )  # fmt: skip
         return self._by_rank[rank]
 
 
@@ -401,35 +398,22 @@ class RunFollower:
         leads = not nodes or nodes[0].here  # one question of a job: RAS asks all its processes
         folder = next((f for rank in ranks if (f := rank.config.process.get("folder"))), "")
         run = RunSnapshot(
-            run=self.run,
-            command=tuple(mask_words([*map(str, self.info.get("command") or ())])),
-            node=printable(socket.gethostname()),
-            started_wall=self.started_wall,
-            taken_wall=self.ended_wall or self._wall_seconds(),
-            taken_ns=now_ns,
-            ended=self.ended,
-            ranks=ranks,
-            findings=(),
-            note=self._note(),
-            unread=self._unread_ranks(followers),
-            stragglers=self._stragglers,
-            hangs=hangs,
-            ras=self._nccl.ras(ranks, hangs if leads else (), now_ns),
-            capture=capture,
+            run=self.run, command=tuple(mask_words([*map(str, self.info.get("command") or ())])),
+            node=printable(socket.gethostname()), started_wall=self.started_wall,
+            taken_wall=self.ended_wall or self._wall_seconds(), taken_ns=now_ns, ended=self.ended,
+            ranks=ranks, findings=(), note=self._note(), unread=self._unread_ranks(followers),
+            stragglers=self._stragglers, hangs=hangs,
+            ras=self._nccl.ras(ranks, hangs if leads else (), now_ns), capture=capture,
             trials=self.trials.follow(ranks, now_ns),
-            alias=self.folder.name if self.folder.name != self.run else "",
-            nodes=nodes,
-            away=self.cluster.away,
-            nodes_note=self.cluster.note,
+            alias=self.folder.name if self.folder.name != self.run else "", nodes=nodes,
+            away=self.cluster.away, nodes_note=self.cluster.note,
             attempts=attempts.earlier_attempts(by_attempt, self._launched_ns),
-            job=self._job_name(followers),
-            planned_steps=int(self.info.get("steps") or 0),
+            job=self._job_name(followers), planned_steps=int(self.info.get("steps") or 0),
             driver=devices.driver(),
             cpu_users=self._cpu_users.read(now_ns) if any(map(lacks_cpus, ranks)) else (),
-            energy=self._used(followers, ranks, now_ns),
-            revision=self._revision.of(folder),
+            energy=self._used(followers, ranks, now_ns), revision=self._revision.of(folder),
             attempt=next(reversed(numbers), 1),
-        )
+        )  # fmt: skip
         if self._launched is not None:
             run = self._launched.with_unreported(run, numbers, self._clock_ns)
         run = self._with_history_end(run)

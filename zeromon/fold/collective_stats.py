@@ -267,25 +267,16 @@ def _traffic_row(
     bandwidth = item.busbw(sums) or None
     nbytes, busy = sums.moved()
     return CollectiveStatsRow(
-        op=op.label,
-        group=group[0],
-        group_size=item.size,
-        nodes=group[1],
-        phase=phase.label,
-        unit=unit_names.get(unit, f"unit {unit}") if unit else "",
-        count=item.calls,
-        calls=sums.calls,
-        nbytes=sums.nbytes,
-        seconds=sums.busy_ns / 1e9,
-        exposed_seconds=sums.exposed_ns / 1e9,
+        op=op.label, group=group[0], group_size=item.size, nodes=group[1], phase=phase.label,
+        unit=unit_names.get(unit, f"unit {unit}") if unit else "", count=item.calls, calls=sums.calls,
+        nbytes=sums.nbytes, seconds=sums.busy_ns / 1e9, exposed_seconds=sums.exposed_ns / 1e9,
         exposed_total_seconds=item.exposed_ns / 1e9,
         wait_seconds=sums.wait_ns / 1e9 if sums.matches else None,
         transfer_seconds=sums.transfer_ns / 1e9 if sums.transfer_ns > 0 else None,
         algbw_bytes_per_second=algbw(nbytes, busy / 1e9) if nbytes else None,
         busbw_bytes_per_second=bandwidth,
-        best_busbw_bytes_per_second=max(item.best_busbw, bandwidth or 0.0),
-        dim=group[2],
-    )
+        best_busbw_bytes_per_second=max(item.best_busbw, bandwidth or 0.0), dim=group[2],
+    )  # fmt: skip
 
 
 # ---- sizes ----------------------------------------------------------------------------------------

@@ -47,26 +47,18 @@ def summarize_rank(
     fields = state.rank_strategy(dimensions := state.rank_dimensions())
     config, comm = _config_record(state), _communication_record(state, observed)
     return RankSnapshot(
-        rank=state.rank,
-        local_rank=int(meta.get("local_rank", 0)),
-        world_size=int(meta.get("world_size", 1)),
-        pid=state.pid,
-        node=str(meta.get("node", "")),
+        rank=state.rank, local_rank=int(meta.get("local_rank", 0)),
+        world_size=int(meta.get("world_size", 1)), pid=state.pid, node=str(meta.get("node", "")),
         device=str(meta.get("device", "cpu")) + rank.VIRTUAL * state.on_virtual_device,
-        strategy=state.strategy_label(fields),
-        strategy_fields=fields,
-        dimensions=dimensions,
-        status=_status_record(state, observed),
-        steps=_steps_record(state),
+        strategy=state.strategy_label(fields), strategy_fields=fields, dimensions=dimensions,
+        status=_status_record(state, observed), steps=_steps_record(state),
         communication=_uncounted_times(comm) if state.on_virtual_device else comm,
-        memory=_memory_record(state, observed, config.models),
-        machine=rank.RankMachine(),
-        config=config,
-        training=_training_record(state),
+        memory=_memory_record(state, observed, config.models), machine=rank.RankMachine(),
+        config=config, training=_training_record(state),
         ledger=rank.RankLedger() if state.on_virtual_device else _ledger_record(state, observed),
         agent=_agent_health(state),
         requests=rank.RankRequests(capture=_rank_capture(state), trial=_rank_trial(state)),
-    )
+    )  # fmt: skip
 
 
 def _steady_steps(state: RankState) -> list[StepSummary]:
@@ -82,20 +74,14 @@ def _is_watched(observed: ledger.Observed) -> bool:
 
 def _status_record(state: RankState, observed: ledger.Observed) -> rank.RankStatus:
     return rank.RankStatus(
-        alive=observed.alive,
-        ended=observed.ended,
-        failed=observed.failed,
+        alive=observed.alive, ended=observed.ended, failed=observed.failed,
         exception=state.texts.get(state.exit.text, "") if state.exit else "",
         leaving=observed.alive and ledger.has_exited_cleanly(state),
-        joined=state.meta.get("attached") is True,
-        started_ns=state.first_event_ns,
-        last_event_ns=state.last_event_ns,
-        progress_ns=state.progress_ns,
+        joined=state.meta.get("attached") is True, started_ns=state.first_event_ns,
+        last_event_ns=state.last_event_ns, progress_ns=state.progress_ns,
         stack=_stack_frames(state) if _is_watched(observed) else (),
-        pause=_pause_reason(state, observed),
-        halted=observed.halted,
-        lock=observed.lock,
-    )
+        pause=_pause_reason(state, observed), halted=observed.halted, lock=observed.lock,
+    )  # fmt: skip
 
 
 def _steps_record(state: RankState) -> rank.RankSteps:
@@ -103,21 +89,16 @@ def _steps_record(state: RankState) -> rank.RankSteps:
     active = [s for s in steady if not s.idle]
     timed = [s for s in active if s.timed]
     return rank.RankSteps(
-        last_step=state.step,
-        watched_steps=state.steps,
+        last_step=state.step, watched_steps=state.steps,
         median_seconds=statistics.median(s.seconds for s in steady) if steady else None,
         mean_seconds=statistics.fmean(s.seconds for s in timed or active) if active else None,
-        total_seconds=state.step_ns / 1e9,
-        duration_buckets=tuple(state.step_bucket_counts),
-        recent=tuple(state.history),
-        micro_steps=state.micro_steps,
-        backwards_since_step=state.window.micro_steps,
-        skipped_steps=state.skipped,
-        phase=state.phase.label,
-        unit=state.units.get(state.unit, ""),
+        total_seconds=state.step_ns / 1e9, duration_buckets=tuple(state.step_bucket_counts),
+        recent=tuple(state.history), micro_steps=state.micro_steps,
+        backwards_since_step=state.window.micro_steps, skipped_steps=state.skipped,
+        phase=state.phase.label, unit=state.units.get(state.unit, ""),
         phase_seconds={phase.label: state.phase_ns[phase] / 1e9 for phase in Phase},
         own_code=_own_code_lines(state),
-    )
+    )  # fmt: skip
 
 
 def _communication_record(state: RankState, observed: ledger.Observed) -> rank.RankCommunication:
@@ -269,8 +250,7 @@ def _uncounted_times(communication: rank.RankCommunication) -> rank.RankCommunic
 def _ledger_record(state: RankState, observed: ledger.Observed) -> rank.RankLedger:
     resumed = state.meta.get("resumed_step")
     return rank.RankLedger(
-        rows=ledger.ledger_rows(state, observed),
-        totals=ledger.ledger_totals(state, observed),
+        rows=ledger.ledger_rows(state, observed), totals=ledger.ledger_totals(state, observed),
         activities=ledger.loop_activity_rows(state),
         startup_seconds=state.startup_ns / 1e9 if state.startup_ns >= 0 else None,
         startup_parts={name: ns / 1e9 for name, ns in ledger.startup_ns_by_part(state).items()},
@@ -278,20 +258,18 @@ def _ledger_record(state: RankState, observed: ledger.Observed) -> rank.RankLedg
         unsaved_seconds=state.ledger.since_save_ns / 1e9 if state.steps else None,
         unsaved_steps=state.ledger.unsaved_steps if state.steps else None,
         checkpoints=state.ledger.checkpoints,
-    )
+    )  # fmt: skip
 
 
 def _agent_health(state: RankState) -> rank.AgentHealth:
     virtual = state.on_virtual_device
     cost = None if virtual else measured_cost(state.idle_pairs)
     return rank.AgentHealth(
-        dropped=state.dropped,
-        errors=state.errors,
-        overhead_ratio=cost[0] if cost else None,
+        dropped=state.dropped, errors=state.errors, overhead_ratio=cost[0] if cost else None,
         overhead_noise_ratio=cost[1] if cost else None,
         accounted_overhead_ratio=None if virtual else accounted_ratio(state.beats, state.meta),
         unseen=tuple(str(name) for name in state.meta.get("unseen", ())),
-    )
+    )  # fmt: skip
 
 
 def _metadata_facts_of(state: RankState, name: str) -> dict[str, Any]:
@@ -392,20 +370,13 @@ def _collective_totals_rows(state: RankState, dims: dict[int, str]) -> tuple[Col
     for (op, group), totals in sorted(state.ops.items()):
         size = state.group_size(group)
         row = CollectiveRow(
-            op=op.label,
-            group=state.group_label(group),
-            group_size=size,
-            count=totals.count,
-            timed=totals.timed,
-            nbytes=totals.nbytes,
-            quantized_bytes=totals.quantized_bytes,
-            nodes=int(state.groups.get(group, {}).get("nodes", 0)),
-            seconds=totals.duration_ns / 1e9,
+            op=op.label, group=state.group_label(group), group_size=size, count=totals.count,
+            timed=totals.timed, nbytes=totals.nbytes, quantized_bytes=totals.quantized_bytes,
+            nodes=int(state.groups.get(group, {}).get("nodes", 0)), seconds=totals.duration_ns / 1e9,
             exposed_seconds=totals.exposed_ns / 1e9,
             busbw_bytes_per_second=totals.recent_bus_bandwidth(op, size),
-            best_busbw_bytes_per_second=totals.best_busbw,
-            dim=dims.get(group, ""),
-        )
+            best_busbw_bytes_per_second=totals.best_busbw, dim=dims.get(group, ""),
+        )  # fmt: skip
         key = (row.op, row.group)
         rows[key] = _add_rows(rows[key], row) if key in rows else row
     return tuple(rows.values())
@@ -468,19 +439,15 @@ def _device_memory_row(state: RankState) -> DeviceMemory | None:
     if sample is None:
         return None
     return DeviceMemory(
-        allocated_bytes=sample.allocated_bytes,
-        active_bytes=sample.active_bytes,
-        reserved_bytes=sample.reserved_bytes,
-        inactive_split_bytes=sample.inactive_split_bytes,
+        allocated_bytes=sample.allocated_bytes, active_bytes=sample.active_bytes,
+        reserved_bytes=sample.reserved_bytes, inactive_split_bytes=sample.inactive_split_bytes,
         capacity_bytes=device.capacity_bytes if device else -1,
-        free_bytes=device.free_bytes if device else -1,
-        retries=device.retries if device else -1,
+        free_bytes=device.free_bytes if device else -1, retries=device.retries if device else -1,
         ooms=max(0, counted) + state.new_ooms if state.new_ooms else counted,
-        peak_bytes=peak.nbytes if peak else -1,
-        peak_phase=peak_phase,
+        peak_bytes=peak.nbytes if peak else -1, peak_phase=peak_phase,
         peak_step=peak.step if peak else 0,
         peaks=tuple({peak.step: peak.nbytes for peak in peaks}.items()),
-    )
+    )  # fmt: skip
 
 
 # ---- what watching costs a rank -----------------------------------------------------------------
@@ -545,15 +512,12 @@ def loader_totals_row(state: RankState) -> step.LoadingRow | None:
     if loading is None:
         return None
     return step.LoadingRow(
-        batches=loading.batches,
-        fetch_seconds=loading.fetch_ns / 1e9,
+        batches=loading.batches, fetch_seconds=loading.fetch_ns / 1e9,
         transform_seconds=loading.transform_ns / 1e9 if loading.transform_ns else None,
-        collate_seconds=loading.collate_ns / 1e9,
-        read_bytes=loading_read.read_bytes,
-        disk_bytes=loading_read.disk_bytes,
-        major_faults=loading_read.major_faults,
+        collate_seconds=loading.collate_ns / 1e9, read_bytes=loading_read.read_bytes,
+        disk_bytes=loading_read.disk_bytes, major_faults=loading_read.major_faults,
         nfs_bytes=loading_read.nfs_bytes,
-    )
+    )  # fmt: skip
 
 
 # ---- which expected pause a Python stack shows: what takes long in a healthy run as well ---------

@@ -437,10 +437,7 @@ class Stall(NamedTuple):
     reached_ns: int = 0
     """When the stream began to wait; 0 where unknown."""
     sequence: int = 0
-    """The group's number of the last of these *calls*, equal on all ranks; 0 where unknown.
-
-    Without *calls* that of the collective that another stream waited for, as its :class:`Done` has it.
-    """
+    """The group's number of the last of these *calls*, else that of the :class:`Done`; 0: unknown."""
 
 
 @declare_record(Kind.BACKWARD_COMM, "t, group, a, b, c", by_training=True)

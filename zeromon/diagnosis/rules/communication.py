@@ -1,5 +1,6 @@
 """Exposed communication, stragglers and distant nodes, whatever the framework. Pure."""
 
+import math
 import re
 import statistics
 from collections.abc import Iterable
@@ -37,23 +38,18 @@ def straggler(run: RunSnapshot) -> Iterable[Match]:
 @rule("ZM323")
 def uneven_work(run: RunSnapshot) -> Iterable[Match]:
     """The ranks wait for each other by turns, and none is late step after step."""
-    waits = [rank.communication.wait_seconds or 0.0 for rank in run.ranks]
-    step_seconds = max((rank.steps.mean_seconds or 0.0 for rank in run.ranks), default=0.0)
-    is_settled = all(rank.steps.watched_steps >= SETTLED_STEPS for rank in run.ranks)
+    settled = [rank for rank in run.ranks if rank.steps.watched_steps >= SETTLED_STEPS]
+    waits = [(r.communication.wait_seconds or 0.0) / (r.steps.mean_seconds or math.inf) for r in settled]
     # A rank that is always the last waits for nobody
-    if run.stragglers or len(waits) < 2 or not is_settled or min(waits) < MIN_SHARE * step_seconds:
+    if run.stragglers or len(settled) < max(2, len(run.ranks)) or min(waits) < MIN_SHARE:
         return
-    mean_wait = statistics.fmean(waits)
-    if not step_seconds or mean_wait < LATE.warning * step_seconds:
-        return
-    share, recent = mean_wait / step_seconds, run.ranks[0].steps.recent[-WINDOW:]
-    samples = [step.samples for step in recent if step.samples > 0] or [0]
-    sizes = f"; rank {run.ranks[0].rank} has {min(samples):,} to {max(samples):,} samples per step"
-    evidence = (
-        f"the ranks wait for each other by turns, {human_seconds(mean_wait)} per step "
-        f"({human_ratio(share)}); none is late in most steps{sizes if len(set(samples)) > 1 else ''}"
-    )
-    yield Match(evidence, waits=Waits(share, LATE))
+    share, first = statistics.fmean(waits), settled[0]
+    samples = {step.samples for step in first.steps.recent[-WINDOW:] if step.samples > 0}
+    evidence = f"the ranks wait for each other by turns, {human_ratio(share)} of a step"
+    if len(samples) > 1:
+        evidence += f"; rank {first.rank} has {min(samples):,} to {max(samples):,} samples per step"
+    if share >= LATE.warning:
+        yield Match(evidence, waits=Waits(share, LATE))
 
 
 def _where_it_is_late(run: RunSnapshot, late: Straggler) -> str:
@@ -146,13 +142,14 @@ def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
         f"{human_ratio(share)} of a step ({human_seconds(rank.communication.exposed_seconds)}) waits "
         f"for communication{detail}"
     )
-    overlap = rank.communication.overlap_ratio
+    overlap, level = rank.communication.overlap_ratio, EXPOSED
     if overlap is not None and overlap < POOR_OVERLAP and share >= AVOIDABLE.critical:
+        level = AVOIDABLE
         hidden = f"{human_ratio(overlap)} of the" if overlap >= 0.0005 else "no"
         evidence += f"; {hidden} communication overlaps with compute"
     if dimensions := exposed_by_dimension(rank):
         evidence += f"; by dimension: {dimensions}"
-    yield Match(evidence, rank.rank, _other_backend(rank), waits=Waits(share, EXPOSED))
+    yield Match(evidence, rank.rank, _other_backend(rank), waits=Waits(share, level))
 
 
 _AT_MOST = Gain(0.0, 1.0)

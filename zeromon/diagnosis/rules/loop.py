@@ -179,13 +179,12 @@ def slow_steps(run: RunSnapshot) -> Iterable[Match]:
         f"{human_seconds(slow.lost_seconds)} more than the usual {human_seconds(slow.usual_seconds)}; "
         f"steps {dots}{ids}; {human_seconds(slow.of_cause_seconds)} of it {name}{see}"
     )
-    if len(slow_ranks) > 1 or len(run.ranks) < 2:
-        yield Match(evidence, rank.rank, remedy)
-        return
-    # The others wait in these steps, and that wait alone would be blamed on their communication
-    share = slow.lost_seconds / sum(step.seconds for step in _later_steps(rank))
-    waits = Waits(share, LATE, rank.rank, excess=True)
-    yield Match(f"{evidence}; the other ranks wait", rank.rank, remedy, waits=waits)
+    waits = None
+    if len(slow_ranks) == 1 < len(run.ranks):  # else their wait would be blamed on communication alone
+        evidence += "; the other ranks wait"
+        share = slow.lost_seconds / sum(step.seconds for step in _later_steps(rank))
+        waits = Waits(share, LATE, rank.rank, excess=True)
+    yield Match(evidence, rank.rank, remedy, waits=waits)
 
 
 class Pauses(NamedTuple):
