@@ -520,6 +520,16 @@ def test_another_backend_is_advised_where_each_bucket_is_waited_for(
         assert found(rank, "ddp_bucket_large") is None
 
 
+@pytest.mark.parametrize(("overlap", "severity"), [(0.1, "warning"), (0.6, "info"), (None, "info")])
+def test_a_wait_of_a_fifth_is_a_warning_where_nothing_overlaps(
+    overlap: float | None, severity: str
+) -> None:
+    """What could be hidden is avoidable; an unknown overlap blames nothing."""
+    rank = changed(one(), exposed_ratio=0.2, overlap_ratio=overlap, exposed_seconds=0.02)
+    finding = found(rank, "exposed_communication")
+    assert finding is not None and finding.severity == severity
+
+
 def test_what_is_on_already_is_not_advised() -> None:
     """Prefetch, small buckets, checkpointing, autocast."""
 
