@@ -520,3 +520,11 @@ def test_ranks_that_wait_by_turns_have_uneven_work(waits: tuple[float, float], s
         assert says in finding.text and (finding.rank, finding.severity) == (-1, "warning")
         assert finding.text.endswith("rank 0 has 512 to 2,048 samples per step")
         assert judge_run(replace(made, findings=(finding,))).finding == finding
+
+
+@pytest.mark.parametrize(("device", "count"), [("cpu", 0), ("cuda:0", 1)])
+def test_ranks_that_share_cpus_wait_by_turns_with_even_batches(device: str, count: int) -> None:
+    steps = tuple(summary(n, samples=100 if n == 30 else 512) for n in range(1, 31))
+    facts: dict[str, Any] = {"recent": steps, "watched_steps": 30, "mean_seconds": 0.1, "device": device}
+    made = run(*(changed(rank(n), wait_seconds=0.02, **facts) for n in range(2)))
+    assert [finding.rule for finding in advise(made)].count("uneven_work") == count

@@ -35,6 +35,9 @@ def straggler(run: RunSnapshot) -> Iterable[Match]:
         yield Match(f"{prefix}{straggler_sentence(late)}", late.rank, waits=lacks, action=action)
 
 
+_MOST = 0.75
+
+
 @rule("ZM323")
 def uneven_work(run: RunSnapshot) -> Iterable[Match]:
     """The ranks wait for each other by turns, and none is late step after step."""
@@ -44,11 +47,14 @@ def uneven_work(run: RunSnapshot) -> Iterable[Match]:
     if run.stragglers or len(settled) < max(2, len(run.ranks)) or min(waits) < MIN_SHARE:
         return
     share, first = statistics.fmean(waits), settled[0]
-    samples = {step.samples for step in first.steps.recent[-WINDOW:] if step.samples > 0}
+    samples = [step.samples for step in first.steps.recent[-WINDOW:] if step.samples > 0] or [0]
+    # The last batch of an epoch may be smaller
+    is_uneven = samples.count(statistics.mode(samples)) < _MOST * len(samples)
     evidence = f"the ranks wait for each other by turns, {human_ratio(share)} of a step"
-    if len(samples) > 1:
+    if is_uneven:
         evidence += f"; rank {first.rank} has {min(samples):,} to {max(samples):,} samples per step"
-    if share >= LATE.warning:
+    # Ranks that compute on the cores of one host delay each other by turns, whatever their work
+    if share >= LATE.warning and (is_uneven or first.device != "cpu"):
         yield Match(evidence, waits=Waits(share, LATE))
 
 
