@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / name) for name in ("tests/bench", "tests", "tools", "agents", "")]
 
-from evidence_pages import Entry, markdown_table, measured_here, publish  # noqa: E402
+from evidence_pages import Entry, markdown_table, measured_here, publish, read_entries  # noqa: E402
 from monitor import Monitor, Shown  # noqa: E402
 from records import keep  # noqa: E402
 from truths import Truth  # noqa: E402
@@ -151,11 +151,18 @@ def gloo_entries(answers: Mapping[str, Mapping[str, Told]]) -> dict[str, Entry]:
     return entries
 
 
-def virtual_entries(answers: Mapping[str, Mapping[str, Told]]) -> dict[str, Entry]:
-    """All figures with their errors, of which the page shows the largest; and all verdicts."""
-    figures, verdicts = [], []
+def virtual_entries(
+    answers: Mapping[str, Mapping[str, Told]], former: Mapping[str, Entry]
+) -> dict[str, Entry]:
+    """All figures with their errors, of which the page shows the largest; and all verdicts.
+
+    What did not run keeps the answers of the *former* tables, which says its commit.
+    """
+    figures, verdicts, kept = [], [], former.get("virtual-verdicts", {"head": [], "rows": []})
     names = [monitor.name for monitor in all_monitors()]
-    for case, each in answers.items():
+    before = {row[0]: dict(zip(kept["head"], row, strict=True)) for row in kept["rows"]}
+    for case in CASES["virtual"]:
+        each = answers.get(case, {})
         for question in CASES["virtual"][case]["questions"]:
             unit = QUESTIONS[question]
             for name, one in each.items():
@@ -164,17 +171,20 @@ def virtual_entries(answers: Mapping[str, Mapping[str, Told]]) -> dict[str, Entr
                     off = error(answer, truth)
                     figures.append([case, question, name, cell(answer, truth, unit),
                                     None if off is None else round(off, 4)])  # fmt: skip
-        verdicts.append([case, *(verdict_cell(case, each[name]) if name in each else "-"
-                                 for name in names)])  # fmt: skip
+        figures += [row for row in former.get("virtual-figures", {"rows": []})["rows"]
+                    if row[0] == case and row[2] not in each]  # fmt: skip
+        cells = before.get(case, {}) | {name: verdict_cell(case, one) for name, one in each.items()}
+        verdicts.append([case, *(cells.get(name, "-") for name in names)])
     head = ["case", "question", "monitor", "answer", "error"]
-    asked = [name for name in names if any(name in each for each in answers.values())]
+    asked = [name for at, name in enumerate(names, 1) if any(row[at] != "-" for row in verdicts)]
     at = [0, *(1 + names.index(name) for name in asked)]
-    rows = [[row[number] for number in at] for row in verdicts]
+    rows = [[row[number] for number in at] for row in verdicts if set(row[1:]) != {"-"}]
+    device = f"{VIRTUAL}; the others at {kept['commit']}" if former else VIRTUAL
     return {
         "virtual-figures": entry(
-            head, figures, view="monitor-errors", machine=f"{VIRTUAL}; {', '.join(versions('virtual'))}"
+            head, figures, view="monitor-errors", machine=f"{device}; {', '.join(versions('virtual'))}"
         ),
-        "virtual-verdicts": entry(["case", *asked], rows, view="monitor-verdicts", machine=VIRTUAL),
+        "virtual-verdicts": entry(["case", *asked], rows, view="monitor-verdicts", machine=device),
     }
 
 
@@ -261,7 +271,13 @@ def main() -> None:
     parser.add_argument(
         "--publish", action="store_true", help="store the tables for docs/evidence/peers.md"
     )
-    parser.add_argument("--only", nargs="*", default=[], metavar="MONITOR", help="names of monitors")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        default=[],
+        metavar="MONITOR",
+        help="these alone; with --publish the others keep their answers",
+    )
     parser.add_argument("--resume", action="store_true", help=f"go on with {RESULTS.name} in build/")
     options = parser.parse_args()
     RESULTS.parent.mkdir(exist_ok=True)
@@ -272,7 +288,8 @@ def main() -> None:
     cases = [name for name in CASES[kind] if any(fnmatchcase(name, one) for one in patterns)]
     print(", ".join(versions(kind)), flush=True)
     answers = answered(kind, cases, options.only)
-    entries = virtual_entries(answers) if kind == "virtual" else gloo_entries(answers)
+    former = read_entries("peers") if options.only else {}
+    entries = virtual_entries(answers, former) if kind == "virtual" else gloo_entries(answers)
     if options.pairs:
         entries["virtual-costs" if kind == "virtual" else "costs"] = costs(
             kind, options.pairs, options.only
