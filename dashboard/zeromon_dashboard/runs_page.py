@@ -105,7 +105,7 @@ def runs_page(items: Sequence[ListedRun]) -> Any:
                 [c for c in COLUMNS if c["field"] != "notes" or any(row["notes"] for row in rows)],
                 {"rowData": rows},
                 720,
-                row_height=64,
+                row_height=80,
                 rowSelection={"mode": "multiRow", "enableClickSelection": False},
             ),
         ],

@@ -137,7 +137,7 @@ def data_grid(
 
     *row_height*: about how high a row is, where text wraps.
     """
-    style = {"height": min(height, 90 + row_height * max(2, len(rows["rowData"])))}
+    style = {"height": min(height, 98 + row_height * max(2, len(rows["rowData"])))}
     grid = dag.AgGrid(
         id=name,
         columnDefs=list(columns),

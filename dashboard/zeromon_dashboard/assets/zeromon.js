@@ -187,7 +187,8 @@
     },
 
     open: (event) =>
-      event && event.rowId && event.colId !== "link" // whose link the browser follows
+      // The browser follows the link itself; a click beside a box that selects opens nothing
+      event && event.rowId && event.colId !== "link" && !event.colId.startsWith("ag-Grid")
         ? [`/run/${encodeURIComponent(event.rowId)}/overview`, ""] : [skip(), skip()],
 
     // sort and filters of the list are in the address, without a new page
