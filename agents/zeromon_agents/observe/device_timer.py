@@ -177,14 +177,15 @@ class Waited:
 
         Times and the window count from the event *origin*.
         """
-        start_ns = max(start_ns, _elapsed_ns(origin, self.reached))
-        end_ns = min(end_ns, _elapsed_ns(origin, self.left))
+        # Here as in all that comes with each wait: a function would be entered a hundred times a step
+        start_ns = max(start_ns, round(origin.elapsed_time(self.reached) * 1e6))
+        end_ns = min(end_ns, round(origin.elapsed_time(self.left) * 1e6))
         if end_ns <= start_ns:
             return
         if self.entries:
             yield start_ns, end_ns, self.entries[0]
         for wait in reversed(self.behind):  # of one stream, which leaves them in order
-            if _elapsed_ns(origin, wait.left) <= start_ns:
+            if origin.elapsed_time(wait.left) * 1e6 <= start_ns:
                 return
             yield from wait.stalls(origin, start_ns, end_ns)
 
@@ -546,12 +547,12 @@ class DeviceTimer:
         last_border = self._last_border
         if last_border is None:
             return earliest_ns
-        at = self._border_ns + _elapsed_ns(last_border.left, event)
+        at: int = self._border_ns + round(last_border.left.elapsed_time(event) * 1e6)
         self._border_ns += max(0, earliest_ns - at)  # all that follows came so much later, too
         return max(at, earliest_ns)
 
     def _write_hidden(self, wait: HiddenWait) -> None:
-        blocked = _duration_ns(wait.reached, wait.left)
+        blocked = max(0, _elapsed_ns(wait.reached, wait.left))
         if wait.copied and (speed := self._device.memory_speed):  # a copy reads and writes
             blocked = max(0, blocked - round(2e9 * wait.copied / speed))
         self._free.extend((wait.reached, wait.left))
@@ -562,7 +563,7 @@ class DeviceTimer:
         # fmt: on
 
     def _write_buckets(self, wait: HiddenWait) -> None:
-        span, at = _duration_ns(wait.reached, wait.left), wait.reached
+        span, at = max(0, _elapsed_ns(wait.reached, wait.left)), wait.reached
         issued = (b.entry[ISSUED_NS] - _elapsed_ns(at, b.entry[EVENT]) for b in wait.buckets)
         origin = self._host_ns(at, max(issued))
         ends_ns = [_elapsed_ns(wait.reached, bucket.end) for bucket in wait.buckets]
@@ -586,11 +587,12 @@ class DeviceTimer:
         self._free.extend((wait.reached, wait.left))
 
     def _write_done(self, wait: Waited) -> None:
-        blocked = _duration_ns(wait.reached, wait.left)
+        blocked = max(0, round(wait.reached.elapsed_time(wait.left) * 1e6))
         elapsed, earliest_ns = [], 0
         for entry in wait.entries:
             is_same = entry[EVENT] is wait.reached
-            elapsed.append(blocked if is_same else _duration_ns(entry[EVENT], wait.left))
+            since_ns = blocked if is_same else round(entry[EVENT].elapsed_time(wait.left) * 1e6)
+            elapsed.append(max(0, since_ns))
             # the device comes to each after the host has issued it
             earliest_ns = max(earliest_ns, entry[ISSUED_NS] + elapsed[-1])
         end_ns = self._host_ns(wait.left, earliest_ns)
@@ -622,9 +624,10 @@ class DeviceTimer:
     def _write_stalls(self, wait: Waited) -> None:
         """Writes for which collectives of other streams the compute stream stood still, and how long."""
         origin, now_ns, until_ns = wait.reached, time.monotonic_ns(), 0
-        # Before the first border no clock is known, and a time without it would pass for one
-        stalled, reached_ns = _duration_ns(origin, wait.left), self._host_ns(origin)
+        stalled = max(0, round(origin.elapsed_time(wait.left) * 1e6))
         spans = [span for inner in wait.behind for span in inner.stalls(origin, 0, stalled)]
+        # Before the first border no clock is known, and a time without it would pass for one
+        reached_ns = self._host_ns(origin) if spans else 0
         for start, end_ns, entry in sorted(spans, key=itemgetter(0)):  # of several streams at once
             if end_ns > until_ns:
                 head_word = _STALL | entry[WORD]
@@ -638,10 +641,6 @@ class DeviceTimer:
 def _span_word(earliest_ns: int, began_ns: int, end_ns: int) -> int:
     """Returns SPAN_KNOWN where a collective whose end is known began at *began_ns*, or just before."""
     return _SPAN_KNOWN if began_ns - earliest_ns <= _MAX_UNSURE * (end_ns - began_ns) else 0
-
-
-def _duration_ns(start_event: Any, end_event: Any) -> int:
-    return max(0, round(float(start_event.elapsed_time(end_event)) * 1e6))
 
 
 def _elapsed_ns(start_event: Any, end_event: Any) -> int:
