@@ -232,8 +232,8 @@ def test_each_figure_of_each_step_is_that_of_the_timeline(cuda_run: CudaRunner, 
 SOURCES = ("observe/device_timer.py", "hooks/c10d.py")
 MUTANTS = {
     "wait ends before it begins": (
-        "blocked = _duration_ns(wait.reached, wait.left)\n        elapsed",
-        "blocked = _duration_ns(wait.left, wait.reached)\n        elapsed",
+        "round(wait.reached.elapsed_time(wait.left) * 1e6))\n        elapsed",
+        "round(wait.left.elapsed_time(wait.reached) * 1e6))\n        elapsed",
     ),
     "waits of other streams are exposed": (
         "        if wait.stream is not None:\n            blocked = 0\n",
@@ -244,7 +244,10 @@ MUTANTS = {
         "",
     ),
     "no stream computes": ("return None if stream == self._compute_stream else", "return None or"),
-    "window not cut at its end": ("        end_ns = min(end_ns, _elapsed_ns(origin, self.left))\n", ""),
+    "window not cut at its end": (
+        "        end_ns = min(end_ns, round(origin.elapsed_time(self.left) * 1e6))\n",
+        "",
+    ),
     "oldest wait first": ("for wait in reversed(self.behind):", "for wait in self.behind:"),
     "waits behind a stream are forgotten": ("setattr(event, _BEHIND, waits)", "pass"),
     "waits are passed by any stream": (
