@@ -243,7 +243,7 @@ MUTANTS = {
         "            blocked = 0  # once, for all of them\n",
         "",
     ),
-    "no stream computes": ("return None if stream == self._compute_stream else", "return None or"),
+    "no stream computes": ("return None if is_compute else number", "return None"),
     "window not cut at its end": (
         "        end_ns = min(end_ns, round(origin.elapsed_time(self.left) * 1e6))\n",
         "",
