@@ -170,14 +170,14 @@ def slow_steps(run: RunSnapshot) -> Iterable[Match]:
     if rank is None or slow is None:
         return
     ids = ", ".join(str(step.step) for step in slow.steps[-4:])
-    dots = "..., " if len(slow.steps) > 4 else ""
+    before_ids = "s ..., " if len(slow.steps) > 4 else "s " if slow.steps[1:] else " "
     name = PART_NAMES[slow.cause.label]
     remedy = _persistent_workers(rank, slow) or _in_background(rank, slow)
     see = "" if remedy else _SEE.get(slow.cause, "")
     evidence = (
         f"{human_count(len(slow.steps))} of the last {len(_later_steps(rank))} steps took "
         f"{human_seconds(slow.lost_seconds)} more than the usual {human_seconds(slow.usual_seconds)}; "
-        f"steps {dots}{ids}; {human_seconds(slow.of_cause_seconds)} of it {name}{see}"
+        f"step{before_ids}{ids}; {human_seconds(slow.of_cause_seconds)} of it {name}{see}"
     )
     waits = None
     if len(slow_ranks) == 1 < len(run.ranks):  # else their wait would be blamed on communication alone
