@@ -177,7 +177,7 @@ class Waited:
 
         Times and the window count from the event *origin*.
         """
-        # Here as in all that comes with each wait: a function would be entered a hundred times a step
+        # Inlined, because this runs for each wait: a function would be entered a hundred times a step
         start_ns = max(start_ns, round(origin.elapsed_time(self.reached) * 1e6))
         end_ns = min(end_ns, round(origin.elapsed_time(self.left) * 1e6))
         if end_ns <= start_ns:

@@ -35,7 +35,7 @@ def straggler(run: RunSnapshot) -> Iterable[Match]:
         yield Match(f"{prefix}{straggler_sentence(late)}", late.rank, waits=lacks, action=action)
 
 
-_MOST = 0.75
+_EVEN_SHARE = 0.75  # of the steps have batches of one size, where batches are even
 
 
 @rule("ZM323")
@@ -49,7 +49,7 @@ def uneven_work(run: RunSnapshot) -> Iterable[Match]:
     share, first = statistics.fmean(waits), settled[0]
     samples = [step.samples for step in first.steps.recent[-WINDOW:] if step.samples > 0] or [0]
     # The last batch of an epoch may be smaller
-    is_uneven = samples.count(statistics.mode(samples)) < _MOST * len(samples)
+    is_uneven = samples.count(statistics.mode(samples)) < _EVEN_SHARE * len(samples)
     evidence = f"the ranks wait for each other by turns, {human_ratio(share)} of a step"
     if is_uneven:
         evidence += f"; rank {first.rank} has {min(samples):,} to {max(samples):,} samples per step"
