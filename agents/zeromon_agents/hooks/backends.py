@@ -69,8 +69,11 @@ class Backends:
 
     def reducers_sent(self, group: int, calls: int) -> list[FromCpp] | None:
         """Names *calls* collectives that C++ issued on *group*; None where no reducer has it."""
-        sent = (reducers_sent(group, calls) for reducers_sent in self._reducers)
-        return next((named for named in sent if named is not None), None)
+        for reducers_sent in self._reducers:  # without a generator: this runs at each step
+            named: list[FromCpp] | None = reducers_sent(group, calls)
+            if named is not None:
+                return named
+        return None
 
     def providers(self) -> Iterable[Provider]:
         """Returns the backends' providers for the memory census."""

@@ -218,9 +218,11 @@ class Ddp(Backend):
                 copied += model.copies * copy_size(sum(model.buckets), model.parameters)
             # Also where nothing is timed: a later backward would take these passes for its own
             model.unfinished = 0
+        if not reduced_by or self.context.mode != ON:
+            return
         losses = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
         node = next((t.grad_fn for t in losses if getattr(t, "grad_fn", None) is not None), None)
-        if not reduced_by or node is None or self.context.mode != ON:
+        if node is None:
             return
         guarded, queue = self.context.guard.guarded, torch.autograd.Variable._execution_engine
 

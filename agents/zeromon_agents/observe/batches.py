@@ -64,25 +64,26 @@ class Batches:
         """Counts what the model with the id *model* is called with."""
         if not torch.is_grad_enabled():
             return
-        sizes, counts = sizes_of(args, kwargs or {}), self._of_models
+        inputs, counts = named_inputs(args, kwargs or {}), self._of_models
+        sizes = sizes_of(inputs)
         if sizes is not None and (model in counts or len(counts) < _MAX_MODELS):
             if model not in counts:
                 counts[model] = Count()
-            counts[model].add(sizes, _attention_mask(args, kwargs or {}))
+            counts[model].add(sizes, _attention_mask(inputs))
 
     def loaded(self, batch: Any) -> int:
         """Counts a batch of a DataLoader; returns its tokens a sequence, 0 where it holds none.
 
         Of a tuple the first part counts, because targets follow.
         """
-        inputs = batch[:1] if isinstance(batch, (list, tuple)) else (batch,)
-        sizes = sizes_of(inputs, {})
+        inputs = named_inputs(batch[:1] if isinstance(batch, (list, tuple)) else (batch,), {})
+        sizes = sizes_of(inputs)
         if sizes is None:
             return 0
         count = self._of_loader
         if count is None:  # a step that ends meanwhile forgets it
             count = self._of_loader = Count()
-        count.add(sizes, _attention_mask(inputs, {}))
+        count.add(sizes, _attention_mask(inputs))
         return sizes[1]
 
     def forget(self) -> None:
@@ -104,14 +105,14 @@ class Batches:
         self.forget()
 
 
-def sizes_of(args: Any, kwargs: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Returns samples, and tokens of each or 0, of what a model is called with; None for no tensor.
+def sizes_of(inputs: list[tuple[str, Any]]) -> tuple[int, int] | None:
+    """Returns samples, and tokens of each or 0, of the *inputs* of a model; None for no tensor.
 
     Token ids are ``input_ids``, else the first matrix of integers; ``inputs_embeds`` has a vector for
     each token. Without those, the first dimension of the first tensor counts samples.
     """
     first_shape = None
-    for name, value in _named_inputs(args, kwargs):
+    for name, value in inputs:
         shape = getattr(value, "shape", None)
         # An array of NumPy has a shape, too, but no is_floating_point()
         if name in _NOT_INPUTS or not shape or not hasattr(value, "is_floating_point"):
@@ -124,31 +125,29 @@ def sizes_of(args: Any, kwargs: Mapping[str, Any]) -> tuple[int, int] | None:
     return None if first_shape is None else (int(first_shape[0]), 0)
 
 
-def _is_mapping(value: Any) -> bool:
-    """Returns whether *value* has names; asking the abstract class is slow, and most are tensors."""
-    return type(value) is not torch.Tensor and isinstance(value, Mapping)
-
-
-def _named_inputs(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields names and values, what is in mappings and lists included; ``input_ids`` first."""
-    for mapping in (kwargs, *filter(_is_mapping, args)):
-        # A caller may pass input_ids=None beside inputs_embeds
-        if mapping.get(_IDS) is not None:
-            yield _IDS, mapping[_IDS]
-    for value in args:
-        if _is_mapping(value):
-            yield from value.items()
+def named_inputs(args: Any, kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Returns names and values, what is in mappings and lists included; ``input_ids`` first."""
+    inputs: list[tuple[str, Any]] = []
+    for value in (*args, kwargs):
+        # The abstract class is slow to ask, and most are tensors
+        if type(value) is torch.Tensor:
+            inputs.append(("", value))
+        elif isinstance(value, Mapping):
+            # A caller may pass input_ids=None beside inputs_embeds
+            if value.get(_IDS) is not None:
+                inputs.insert(0, (_IDS, value[_IDS]))
+            inputs += value.items()
         elif isinstance(value, (list, tuple)):
-            yield from (("", element) for element in value)
+            inputs += [("", element) for element in value]
         else:
-            yield "", value
-    yield from kwargs.items()
+            inputs.append(("", value))
+    return inputs
 
 
-def _attention_mask(args: Any, kwargs: Mapping[str, Any]) -> Any:
-    for argument in (kwargs, *args):
-        if _is_mapping(argument) and argument.get(_MASK) is not None:
-            return argument[_MASK]
+def _attention_mask(inputs: list[tuple[str, Any]]) -> Any:
+    for name, value in inputs:
+        if name == _MASK and value is not None:
+            return value
     return None
 
 

@@ -22,6 +22,8 @@ RAISED: Final = object()
 # A line that is added above that call in the wrapper, also a comment, must raise this number
 _CALL: Final = 16
 """Line of the wrapper, by its first one, that calls the wrapped function."""
+_CALL_OF_COMPILED: Final = 3
+"""The same of the function around a compiled wrapper."""
 SKIP: Final = object()
 """The value that *before* returns for a call that *after* has nothing to do with."""
 if compiled_hooks is not None:
@@ -37,6 +39,8 @@ class UnitEntry(NamedTuple):
     """The event to write; -1 for none."""
     happens: Callable[..., bool] | None = None
     """Called with the positional arguments: whether the event happens."""
+    units: dict[int, Any] | None = None
+    """id of the argument -> a tuple that begins with unit and engine, in place of that attribute."""
 
 
 _NO_UNIT: Final = UnitEntry(-1)
@@ -100,14 +104,17 @@ def around(
     *active_from* is the lowest mode of *context* in which the two run. A *scoped* wrapper restores the
     unit and the engine of *context* after the call. *traced* says that torch.compile may trace through
     the function: it then traces the function alone, and decides by its file, as without the wrapper.
-    Any other wrapper is compiled where it can be, and does what *unit_entry* says without *before*.
+    A wrapper that is compiled does what *unit_entry* says without *before*.
     """
     # The wrapper calls it, and leaves no more than its own frame to Python
     leave_to_python(HookContext.sample, and_callees=True)
     before, after = _untraced_hook(before), _untraced_hook(after)
-    if context.recorder is not None and not traced:
+    if context.recorder is not None:
         unit_entry = unit_entry._replace(happens=_untraced_hook(unit_entry.happens))
-        return _compiled_decorator(context, before, after, where, active_from, scoped, unit_entry)
+        compile_hook = _compiled_decorator(
+            context, before, after, where, active_from, scoped, unit_entry
+        )
+        return (lambda f: _call_compiled(compile_hook(f), f)) if traced else compile_hook
     decorate = _hook_decorator(context, before, after, where, active_from, scoped, traced)
     if traced:
         return decorate
@@ -123,11 +130,11 @@ def _compiled_decorator(
     scoped: bool,
     unit_entry: UnitEntry,
 ) -> Callable[[Any], Any]:
-    subject, event, happens = unit_entry
+    subject, event, happens, units = unit_entry
 
     def decorate_function(original: Any) -> Any:
         label = hook_name or getattr(original, "__qualname__", getattr(original, "__name__", "hook"))
-        objects = context.guard.note, label, before_hook, after_hook, happens
+        objects = context.guard.note, label, before_hook, after_hook, happens, units
         numbers = active_from, scoped, subject, event
         hook = compiled_hooks.Wrapped(context, original, None, context.recorder, *objects, *numbers)
         return functools.wraps(original)(hook)
@@ -182,19 +189,37 @@ def _hook_decorator(
                     context.unit, context.engine = unit, engine
 
         hooked_call.__code__ = hooked_call.__code__.replace(co_name=name)  # what a profiler shows
-        wrapped: Any = functools.wraps(original)(hooked_call)
-        code = getattr(original, "__code__", None)
-        if traced and code is not None:
-            # dynamo takes a code for torch's by its file, and traces what _torchdynamo_inline names; a
-            # traceback shows the line of the function
-            first_line = max(1, code.co_firstlineno - _CALL)
-            wrapped.__code__ = wrapped.__code__.replace(
-                co_filename=code.co_filename, co_firstlineno=first_line
-            )
-            wrapped._torchdynamo_inline = original
-        return wrapped
+        wrapped = functools.wraps(original)(hooked_call)
+        return _as_traced(wrapped, original, _CALL) if traced else wrapped
 
     return decorate_function
+
+
+def _as_traced(wrapped: Any, original: Any, call_line: int) -> Any:
+    """Returns *wrapped*, for which dynamo traces *original*, which it calls in *call_line*."""
+    code = getattr(original, "__code__", None)
+    if code is not None:
+        # dynamo takes a code for torch's by its file, and traces what _torchdynamo_inline names; a
+        # traceback shows the line of the function
+        wrapped.__code__ = wrapped.__code__.replace(
+            co_filename=code.co_filename, co_firstlineno=max(1, code.co_firstlineno - call_line)
+        )
+        wrapped._torchdynamo_inline = original
+    return wrapped
+
+
+def _call_compiled(hook: Any, original: Any) -> Any:
+    """Returns a function of Python that calls *hook*, a compiled wrapper: dynamo knows no other."""
+    compiler = torch.compiler
+
+    def hooked_call(*args: Any, **kwargs: Any) -> Any:
+        if compiler._is_compiling_flag:
+            return original(*args, **kwargs)
+        return hook(*args, **kwargs) if kwargs else hook(*args)
+
+    name = getattr(original, "__name__", "hook")
+    hooked_call.__code__ = hooked_call.__code__.replace(co_name=name)
+    return _as_traced(functools.wraps(original)(hooked_call), original, _CALL_OF_COMPILED)
 
 
 # ---- replaces attributes of classes and modules, and restores exactly what was there before -----

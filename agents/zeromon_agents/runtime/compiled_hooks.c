@@ -369,7 +369,7 @@ static int note_error(PyObject* note, PyObject* label) {
 /* ---- a wrapped function: around._hook_decorator
  * ------------------------------------------------- */
 
-enum { NOTE, LABEL, BEFORE, AFTER, HAPPENS }; /* None where there is none */
+enum { NOTE, LABEL, BEFORE, AFTER, HAPPENS, UNITS }; /* None where there is none */
 enum { ACTIVE_FROM, SCOPED, SUBJECT, EVENT_CODE };
 
 /* Adds what a hook did since *began*, as HookContext.sample. */
@@ -381,10 +381,23 @@ static int sample(Hook* self, int64_t began, int calls) {
                  CONTEXT(self, SAMPLED_NS) + now_ns() - spent - began);
 }
 
+/* Sets unit and engine of the argument, where it has some: Gathers.fetch_begins. */
+static int enter_known_unit(Hook* self, PyObject* subject) {
+  PyObject* key = PyLong_FromVoidPtr(subject);
+  PyObject* kept = key ? PyDict_GetItemWithError(self->object[UNITS], key) : NULL;
+  Py_XDECREF(key);
+  if (!kept) return PyErr_Occurred() ? -1 : 1;
+  if (!PyTuple_Check(kept) || PyTuple_GET_SIZE(kept) < 2) return 0;
+  set_slot(self->context, of_context[UNIT], Py_NewRef(PyTuple_GET_ITEM(kept, 0)));
+  set_slot(self->context, of_context[ENGINE], Py_NewRef(PyTuple_GET_ITEM(kept, 1)));
+  return 1;
+}
+
 /* Sets the unit of the owner, and writes its event: Units.within. 0: the Python
  * function has to. */
 static int enter_unit(Hook* self, PyObject* const* args, Py_ssize_t count) {
   if (self->number[SUBJECT] < 0 || self->number[SUBJECT] >= count) return 0;
+  if (self->object[UNITS] != Py_None) return enter_known_unit(self, args[self->number[SUBJECT]]);
   int has_event = self->number[EVENT_CODE] >= 0;
   if (has_event && get_slot(self->context, of_context[DETAILED]) != Py_False) return 0;
   PyObject* kept = PyObject_GetAttr(args[self->number[SUBJECT]], str_unit);
@@ -425,7 +438,8 @@ static PyObject* call_wrapped(PyObject* hook, PyObject* const* args, size_t narg
   int is_timed = get_slot(context, of_context[TIMING]) == Py_True;
   int64_t began = is_timed ? now_ns() - CONTEXT(self, SPENT_NS) : 0;
   if (self->object[BEFORE] != Py_None) {
-    int entered = names ? 0 : enter_unit(self, args, count);
+    int is_plain = !names || self->object[UNITS] != Py_None; /* the argument has a position */
+    int entered = is_plain ? enter_unit(self, args, count) : 0;
     if (!entered) {
       PyObject* returned = PyObject_Vectorcall(self->object[BEFORE], args, nargsf, names);
       if (returned)
@@ -471,7 +485,7 @@ fail:
 }
 
 static PyObject* wrapped_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  return new_hook(type, args, call_wrapped, HAPPENS + 1, 4);
+  return new_hook(type, args, call_wrapped, UNITS + 1, 4);
 }
 
 static PyTypeObject WrappedType = HOOK_TYPE("Wrapped", wrapped_new, "A function with its hooks.");

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from zeromon.memory.seconds import token_flops, training_flops
 from zeromon.ring.codes import Kind, Padding
 from zeromon_agents.observe import model_metadata
-from zeromon_agents.observe.batches import Batches, sizes_of
+from zeromon_agents.observe.batches import Batches, named_inputs, sizes_of
 
 IDS, IMAGES, HIDDEN = (
     torch.zeros(2, 5, dtype=torch.long),
@@ -41,7 +41,7 @@ LABELS = torch.zeros(3, dtype=torch.long)
     ],
 )
 def test_sizes_of_arguments(args: Any, kwargs: Any, sizes: tuple[int, int] | None) -> None:
-    assert sizes_of(args, kwargs) == sizes
+    assert sizes_of(named_inputs(args, kwargs)) == sizes
 
 
 @pytest.mark.parametrize(

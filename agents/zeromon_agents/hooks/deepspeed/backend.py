@@ -12,7 +12,7 @@ from zeromon_agents.hooks.deepspeed.steps import Engine, Engines, EngineSteps, G
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.census import Provider
 from zeromon_agents.observe.offload import BUILDERS, Disk
-from zeromon_agents.runtime.around import SKIP
+from zeromon_agents.runtime.around import SKIP, UnitEntry
 from zeromon_agents.runtime.hook_context import OFF, ON
 
 Copied = list[tuple[Path, int]]
@@ -91,7 +91,7 @@ class DeepSpeed(Backend):
         super().__init__(services)
         self._engines = Engines(services.context)
         self._gathers = Gathers(services.context, self._engines, services.transfers)
-        self._engine_steps = EngineSteps(services, self._engines, self._gathers)
+        self._engine_steps = EngineSteps(services, self._engines)
 
     def hooks(self) -> Iterable[ImportHook]:
         """Patches the engine, the ZeRO optimizers, the coordinator and the disk operators."""
@@ -145,11 +145,10 @@ class DeepSpeed(Backend):
     def _watch_coordinator(self, module: Any) -> None:
         gathers = self._gathers
         gathers.not_available = module.ZeroParamStatus.NOT_AVAILABLE
-        patch = partial(
-            self._patch_method, module.PartitionedParameterCoordinator, active_from=ON, traced=True
-        )
-        patch("fetch_sub_module", gathers.fetch_begins, gathers.fetch_ends, scoped=True)
-        patch("release_sub_module", None, gathers.release_ends)
+        # DeepSpeed keeps its own fetches out of compiled graphs
+        patch = partial(self._patch_method, module.PartitionedParameterCoordinator, active_from=ON)
+        entry = UnitEntry(1, units=self._engines.modules)
+        patch("fetch_sub_module", gathers.fetch_begins, scoped=True, unit_entry=entry)
         patch(GATHER, gathers.gather_begins, gathers.gather_ends, scoped=True)
 
     def _watch_stage_1_and_2(self, module: Any) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from zeromon.ring.codes import Flag, Kind, Outcome, Path, UnitEvent
@@ -30,8 +31,6 @@ class SubModule(NamedTuple):
 
     unit: int
     engine: int
-    parameters: tuple[int, ...]
-    """The ds_id of each parameter that is gathered with it."""
 
 
 class Engine:
@@ -97,6 +96,8 @@ class Engines:
         self._engines: dict[int, Engine] = {}
         self.modules: dict[int, SubModule] = {}
         """id(sub-module) -> what the hooks know of it; looked up more than a hundred times a step."""
+        self.parameters: dict[int, tuple[int, ...]] = {}
+        """Unit of a sub-module -> the ds_id of each parameter that is gathered with it."""
         self._count = 0
         self._dropped: list[Engine] = []
         """Engines that the script has let go of and whose end is not written yet."""
@@ -128,7 +129,10 @@ class Engines:
 
     def by_parameter(self, ds_id: int) -> Engine | None:
         """Returns the engine whose parameter has the number *ds_id*."""
-        return next((e for e in self._engines.values() if ds_id in e.owners), None)
+        for engine in self._engines.values():  # without a generator: this runs at each gather
+            if ds_id in engine.owners:
+                return engine
+        return None
 
     def providers(self) -> list[Provider]:
         """Returns what gives the memory census each engine's tensors."""
@@ -139,7 +143,9 @@ class Engines:
         if dropped is not None:
             self._dropped.append(dropped)
             for module in dropped.modules:
-                self.modules.pop(module, None)
+                known = self.modules.pop(module, None)
+                if known is not None:
+                    self.parameters.pop(known.unit, None)
 
     def write_dropped(self) -> None:
         """Writes which engines are gone, in place of their models and settings, once there is another.
@@ -163,7 +169,8 @@ class Engines:
             # Engines may share modules: the end of the second must not take away those of the first
             if id(module) not in self.modules:
                 record.modules.append(id(module))
-                self.modules[id(module)] = SubModule(unit, record.number, ds_ids)
+                self.modules[id(module)] = SubModule(unit, record.number)
+                self.parameters[unit] = ds_ids
             for ds_id in ds_ids:
                 record.owners.setdefault(ds_id, unit)
 
@@ -195,12 +202,8 @@ class Engines:
 
 
 def own_parameters(module: Any) -> list[Any]:
-    """Returns the parameters that ZeRO-3 gathers with *module*: its own; of a leaf module, all.
-
-    It runs at the release of every module: ``parameters()``, and ``getattr`` for what a module lacks,
-    take microseconds.
-    """
-    if "_z3_leaf" in vars(module) and module._z3_leaf:
+    """Returns the parameters that ZeRO-3 gathers with *module*: its own; of a leaf module, all."""
+    if getattr(module, "_z3_leaf", False):
         return list(module.parameters())
     # Not by name: the ZeROOrderedDict of stage 3 gathers what is looked up
     return [param for param in module._parameters.values() if param is not None]
@@ -281,6 +284,11 @@ def _place_name(device: str) -> str:
 # ---- hooks of the engine -------------------------------------------------------------------------
 
 
+_number_of: Callable[[Any], int] = attrgetter("ds_id")
+_AVAILABLE = "_PartitionedParameterCoordinator__n_available_params"
+"""Where a coordinator counts the numbers in parameters that are gathered."""
+
+
 class Gathers:
     """Runs before and after the methods of PartitionedParameterCoordinator."""
 
@@ -288,45 +296,33 @@ class Gathers:
         self._context = context
         self._engines = engines
         self._transfers = transfers
-        self._fetching: Any = None
-        """The sub-module that is being fetched."""
-        self._gathered: dict[int, int] = {}
-        """ds_id -> bytes of the parameters that are gathered and not yet partitioned."""
-        self._gathered_bytes = 0
         self.not_available: Any = None
         """``ZeroParamStatus.NOT_AVAILABLE`` of this DeepSpeed."""
 
-    def fetch_begins(self, _: Any, module: Any, *__: Any, **___: Any) -> Any:
-        """Gives the unit of *module* to the gathers that follow; returns the module fetched around."""
-        outer, self._fetching = self._fetching, module
+    def fetch_begins(self, _: Any, module: Any, *__: Any, **___: Any) -> None:
+        """Gives the unit of *module* to the gathers that follow."""
         registered = self._engines.modules.get(id(module))
         if registered is not None:
-            self._context.unit, self._context.engine, _ = registered
-        return outer
+            self._context.unit, self._context.engine = registered
 
-    def fetch_ends(self, outer: Any, *_: Any) -> None:
-        """Ends the fetch."""
-        self._fetching = outer
-
-    def gather_begins(self, _: Any, params: Any, *__: Any, **___: Any) -> None:
+    def gather_begins(self, coordinator: Any, params: Any, *_: Any, **__: Any) -> None:
         """Writes the gather of the *params* that are not available: needed now, or a prefetch."""
-        if self._fetching is None:
-            return
-        missing = [param for param in params if param.ds_status == self.not_available]
+        absent = self.not_available
+        missing = [param for param in params if param.ds_status == absent]
         if not missing:
             return
-        context = self._context
-        first_param = min(missing, key=lambda param: param.ds_id)
-        ahead = all(first_param is not param for param in own_parameters(self._fetching))
-        engine = self._engines.by_parameter(first_param.ds_id)
+        context, first_number = self._context, min(map(_number_of, missing))
+        ahead = first_number not in self._engines.parameters.get(context.unit, ())
+        engine = self._engines.by_parameter(first_number)
         if ahead and engine is not None:
-            context.unit = engine.owners[first_param.ds_id]
+            context.unit = engine.owners[first_number]
         context.prefetch(ahead=ahead)
-        nbytes = self._add_gathered(missing)
+        item, numel = missing[0].element_size(), sum([param.ds_numel for param in missing])
+        gathered = getattr(coordinator, _AVAILABLE, None)
         # fmt: off
         context.write(time.monotonic_ns(), Kind.UNIT, UnitEvent.UNSHARD, context.phase,
-                      Flag.AHEAD if ahead else 0, 0, context.unit, 0, -1, nbytes,
-                      self._gathered_bytes)
+                      Flag.AHEAD if ahead else 0, 0, context.unit, 0, -1, numel * item,
+                      0 if gathered is None else (gathered + numel) * item)
         # fmt: on
         if engine is not None and engine.offloads_params:
             moved = sum(p.ds_tensor.ds_numel * p.element_size() for p in missing)
@@ -337,45 +333,9 @@ class Gathers:
         if self._context.ahead:
             self._context.prefetch(ahead=False)
 
-    def release_ends(self, _: None, result: Any, __: Any, module: Any, *___: Any) -> None:
-        """Writes that *module* was partitioned, where it freed anything."""
-        if result is RAISED or not self._gathered:
-            return
-        registered = self._engines.modules.get(id(module))
-        # This runs at the release of each module; where nothing of it is gathered, no status is read
-        if registered is None or self._gathered.keys().isdisjoint(registered.parameters):
-            return
-        freed = 0
-        for param in own_parameters(module):
-            if param.ds_status == self.not_available:
-                freed += self._gathered.pop(param.ds_id, 0)
-        self._gathered_bytes -= freed
-        if freed > 0:
-            # fmt: off
-            self._context.write(time.monotonic_ns(), Kind.UNIT, UnitEvent.RESHARD,
-                                self._context.phase, 0, 0, registered.unit, 0, -1, 0,
-                                self._gathered_bytes)
-            # fmt: on
-
     def persistent_begins(self, *_: Any, **__: Any) -> None:
         """Gives a unit to the gather, after a step, of parameters that ZeRO-3 never partitions."""
         self._context.unit = self._context.unit_id(PERSISTENT, {"kind": "zero3"})
-
-    def all_partitioned(self) -> None:
-        """Resets the gathered bytes: the end of backward partitions what no release has freed."""
-        self._gathered.clear()
-        self._gathered_bytes = 0
-
-    def _add_gathered(self, params: list[Any]) -> int:
-        """Adds *params* to what is gathered; returns their bytes."""
-        total = 0
-        for param in params:
-            nbytes = param.ds_numel * param.element_size()
-            total += nbytes
-            # A parameter that is gathered already must not count twice
-            self._gathered_bytes += nbytes - self._gathered.get(param.ds_id, 0)
-            self._gathered[param.ds_id] = nbytes
-        return total
 
 
 _NEW = (1, 2)
@@ -385,13 +345,12 @@ _NEW = (1, 2)
 class EngineSteps:
     """Runs before and after the methods of DeepSpeedEngine."""
 
-    def __init__(self, services: Services, engines: Engines, gathers: Gathers) -> None:
+    def __init__(self, services: Services, engines: Engines) -> None:
         self._context = services.context
         self._steps = services.steps
         self._device = services.device
         self._transfers = services.transfers
         self._engines = engines
-        self._gathers = gathers
         guarded = services.context.guard.guarded
         self._take_census = guarded(services.census.take)  # its failure must not lose the step
         self._write_planned = guarded(self._write_planned_model)
@@ -445,7 +404,6 @@ class EngineSteps:
 
     def backward_ends(self, has_begun: bool | None, *_: Any) -> None:
         """Ends the backward phase, where it has begun."""
-        self._gathers.all_partitioned()
         if has_begun:
             self._steps.backward_ends()
 
@@ -466,7 +424,6 @@ class EngineSteps:
 
     def step_ends(self, skipped: int | None, result: Any, engine: Any, *_: Any) -> None:
         """Ends the step: applied, skipped for an overflow, or raised."""
-        self._gathers.all_partitioned()
         number, outcome = self._context.engine, None
         if result is not RAISED:
             was_skipped = engine.skipped_steps > (skipped or 0)
