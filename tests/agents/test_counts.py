@@ -12,7 +12,7 @@ from zeromon_agents.runtime.hook_context import compiled_hooks
 sys.path.insert(0, str(ROOT / "tests/bench"))
 import bench_counts
 
-MOST = {"ddp": (155, 11), "fsdp2": (290, 104), "zero3": (740, 42)}
+MOST = {"ddp": (140, 11), "fsdp2": (275, 104), "zero3": (215, 18)}
 """Strategy -> Python functions that the training thread enters for the agent in a step, and records."""
 
 

@@ -11,10 +11,11 @@ import functools
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import product
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -63,6 +64,8 @@ class DdpModel:
         self.buckets: list[int] = []
         self.members: list[list[int]] = []
         """Indices of the parameters in each bucket."""
+        self.ends_of: list[Callable[[Any], Any]] = []
+        """What reads when the gradients of each bucket were complete, from those of all parameters."""
         self.first_sequence = number * _BUCKETS_OF_MODEL
         self.copies = not getattr(ddp, "gradient_as_bucket_view", False)
         """True where the reducer copies the gradients out of its buckets."""
@@ -327,18 +330,24 @@ class Ddp(Backend):
                 self.context.unit_id(f"bucket {number}", {"kind": "ddp"})
                 for number in range(len(model.buckets))
             ]
+            # One index twice: of a single one an itemgetter returns no tuple
+            model.ends_of = [itemgetter(*m, *m[:1]) if m else _none for m in model.members]
 
     def _write_buckets(self, model: DdpModel, reducer: Any, began_ns: int, iteration: int) -> None:
         """Writes when each bucket could be sent: when its last gradient was complete."""
         times_ns, ready_ns = reducer.get_backward_stats(), 0
         write, count = self.context.write, len(model.units)
-        for number, (unit, members) in enumerate(zip(model.units, model.members, strict=True)):
-            ready_ns = max(ready_ns, max(map(times_ns.__getitem__, members), default=0))
+        for number, (unit, ends_of) in enumerate(zip(model.units, model.ends_of, strict=True)):
+            ready_ns = max(ready_ns, *ends_of(times_ns))
             sequence = -(model.first_sequence + iteration * count + number + 1)
             # fmt: off
             write(began_ns + ready_ns, Kind.BUCKET, 0, 0, 0, model.group, unit,
                   model.buckets[number], sequence, number, 0)
             # fmt: on
+
+
+def _none(_: Any) -> tuple[int]:
+    return (0,)
 
 
 def _first_members(ddp: Any, nbytes: list[int]) -> list[list[int]]:

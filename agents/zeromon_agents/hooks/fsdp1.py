@@ -143,7 +143,13 @@ def strategy_of(root: Any) -> Strategy:
 def will_unshard(_: Any, handle: Any, *__: Any) -> bool:
     """Returns whether ``_unshard`` gathers: torch also calls it for a unit that is gathered already."""
     # A wrapper whose parameters are all in inner wrappers has no handle
-    return bool(handle) and bool(handle.needs_unshard())
+    if not handle:
+        return False
+    # Not needs_unshard(), which enters ten functions; where it chooses between two precisions, it knows
+    if hasattr(handle.flat_param, "_full_prec_full_param_padded"):
+        return bool(handle.needs_unshard())
+    whole = getattr(handle.flat_param, "_full_param_padded", None)
+    return whole is not None and whole.untyped_storage().nbytes() != whole.nbytes
 
 
 def will_reshard(_: Any, __: Any, frees: bool = True, *___: Any) -> bool:

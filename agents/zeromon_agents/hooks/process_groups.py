@@ -181,7 +181,7 @@ def total_bytes(payload: Any) -> int:
     """Returns the bytes of a tensor, or of all tensors in nested lists."""
     if isinstance(payload, torch.Tensor):
         return int(payload.nbytes)
-    return sum(total_bytes(item) for item in payload)
+    return sum(map(total_bytes, payload))
 
 
 def first_tensor(payload: Any) -> Any:

@@ -10,7 +10,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -103,11 +102,13 @@ class Scalars:
         for tensor in tensors if isinstance(tensors, (tuple, list)) else (tensors,):
             if type(tensor) is not torch.Tensor or tensor.dim():
                 continue
-            with suppress(RuntimeError):  # tensors of vmap and grad have no value of their own
+            try:  # not suppress(), which enters three functions
                 if tensor.is_cuda and self.device is not None and self._context.mode == ON:
                     self.device.read_later(tensor, partial(self._write_not_finite, step))
                 elif tensor.is_cpu:
                     self._write_not_finite(step, tensor.item())
+            except RuntimeError:  # tensors of vmap and grad have no value of their own
+                continue
 
     def _write_not_finite(self, step: int, number: float) -> None:
         if not math.isfinite(number):
