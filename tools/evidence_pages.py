@@ -349,11 +349,11 @@ def monitor_verdicts_table(entries: Sequence[Entry]) -> Table:
         groups[f"{state}-*" if state in ("healthy", "poor") else row[0]].append(row)
 
     def cell(cells: Sequence[str]) -> str:
-        tried = [one for one in cells if one != "-"]
-        if len(tried) < 2:
-            return "".join(tried) or "-"
-        if all(one.startswith("n/a") for one in tried):
-            return "n/a"
+        if len(cells) == 1:
+            return cells[0]
+        tried = [one for one in cells if one != "-" and not one.startswith("n/a")]
+        if not tried:
+            return "-" if "-" in cells else "n/a"
         right = sum(one.lstrip("(").startswith("right") for one in tried)
         words = f"right in {right} of {len(tried)}"
         return f"({words})" if any(one.startswith("(") for one in tried) else words

@@ -159,7 +159,8 @@ def virtual_entries(
     What did not run keeps the answers of the *former* tables, which says its commit.
     """
     figures, verdicts, kept = [], [], former.get("virtual-verdicts", {"head": [], "rows": []})
-    names = [monitor.name for monitor in all_monitors()]
+    asks = {monitor.name: monitor for monitor in all_monitors()}
+    names = list(asks)
     before = {row[0]: dict(zip(kept["head"], row, strict=True)) for row in kept["rows"]}
     for case in CASES["virtual"]:
         each = answers.get(case, {})
@@ -174,9 +175,12 @@ def virtual_entries(
         figures += [row for row in former.get("virtual-figures", {"rows": []})["rows"]
                     if row[0] == case and row[2] not in each]  # fmt: skip
         cells = before.get(case, {}) | {name: verdict_cell(case, one) for name, one in each.items()}
-        verdicts.append([case, *(cells.get(name, "-") for name in names)])
+        unasked = {name: "-" if applies(one, "virtual", case) else "n/a" for name, one in asks.items()}
+        verdicts.append([case, *((unasked | cells)[name] for name in asks)])
     head = ["case", "question", "monitor", "answer", "error"]
-    asked = [name for at, name in enumerate(names, 1) if any(row[at] != "-" for row in verdicts)]
+    asked = [
+        name for at, name in enumerate(names, 1) if {row[at] for row in verdicts} - {"-", "n/a"}
+    ]
     at = [0, *(1 + names.index(name) for name in asked)]
     rows = [[row[number] for number in at] for row in verdicts if set(row[1:]) != {"-"}]
     device = f"{VIRTUAL}; the others at {kept['commit']}" if former else VIRTUAL

@@ -74,8 +74,8 @@ MONITOR = Monitor(
     answers={
         "gloo": ["plain", "exchange", "input", "slow", "leak", "death"],
         "virtual": [
-            "healthy-ddp", "poor-ddp", "late-ddp", "late-input-ddp", "launch-ddp", "input-ddp",
-            "leak-ddp", "checkpoint-ddp",
+            "healthy-ddp", "healthy-fsdp2", "poor-ddp", "poor-fsdp2", "late-*", "launch-ddp",
+            "input-ddp", "leak-ddp", "checkpoint-ddp", "uneven-ddp",
         ],
     },
     launch=_launch, after=_after, installed=["traceml-ai==0.5.0"],
