@@ -1,6 +1,6 @@
 """Step time with and without the agent: `bench_step.py [STEPS [large|small|whole ...]] [--of STRATEGY]`.
 
-With --publish, the comparison of whole jobs goes to docs/evidence/cost.md.
+With --publish, the comparisons of small steps and of whole jobs go to docs/evidence/cost.md.
 
 Three comparisons, by default all:
 
@@ -59,8 +59,9 @@ HEAD = [
     "strategy, step", "start", "first 100 steps", "then, time", "then, CPU of the ranks",
     "collector, of a core", "stated by zeromon",
 ]  # fmt: skip
-PUBLISHED: list[list[str]] = []
-"""The rows of the comparison of whole jobs."""
+TURNS_HEAD = ["strategy, ranks, step", "agent, time", "agent, CPU of rank 0", "accounted by the agent"]
+PUBLISHED: dict[str, list[list[str]]] = {"turns": [], "whole": []}
+"""The rows of the comparisons of small steps and of whole jobs."""
 PROGRAMS: dict[str, list[str]] = {
     "fsdp2": ["--strategy", "fsdp2"],
     "ddp": ["--strategy", "ddp"],
@@ -262,6 +263,9 @@ def compare_small(strategy: str, steps: int) -> None:
             f"accounted {row['accounted_us']:.0f} us",
             flush=True,
         )
+        title = f"{TITLES[strategy]}, {ranks}, {row['step_us'] / 1e3:.1f} ms"
+        cells = [one.split(" ", 1)[1] for one in times]
+        PUBLISHED["turns"].append([title, *cells, f"{row['accounted_us']:.0f} us"])
 
 
 def compare_whole(strategy: str, steps: int) -> None:
@@ -282,7 +286,7 @@ def compare_whole(strategy: str, steps: int) -> None:
         f"collector {cells[4]} of a core; stated by zeromon {cells[5]}",
         flush=True,
     )
-    PUBLISHED.append([f"{TITLES[strategy]}, {row['step_ms']:.0f} ms", *cells])
+    PUBLISHED["whole"].append([f"{TITLES[strategy]}, {row['step_ms']:.0f} ms", *cells])
 
 
 COMPARISONS = {"large": compare_large, "small": compare_small, "whole": compare_whole}
@@ -294,7 +298,7 @@ def main() -> None:
     parser.add_argument("steps", nargs="?", type=int, default=STEPS)
     parser.add_argument("comparisons", nargs="*", metavar="large|small|whole")
     parser.add_argument("--of", choices=TITLES, metavar="STRATEGY", help="one of them alone")
-    parser.add_argument("--publish", action="store_true", help="write the table of whole jobs")
+    parser.add_argument("--publish", action="store_true", help="write the tables of the page")
     words = parser.parse_args()
     if not set(words.comparisons) <= COMPARISONS.keys():
         parser.error(f"the comparisons are {', '.join(COMPARISONS)}")
@@ -302,9 +306,14 @@ def main() -> None:
         known = TITLES if name == "whole" else PROGRAMS
         for strategy in [words.of] if words.of else known:
             COMPARISONS[name](strategy, words.steps)
-    if words.publish and PUBLISHED:
-        table = measured_here("tests/bench/bench_step.py", head=HEAD, rows=PUBLISHED)
-        publish("cost", {"whole": table})
+    heads = {"turns": TURNS_HEAD, "whole": HEAD}
+    tables = {
+        name: measured_here("tests/bench/bench_step.py", head=heads[name], rows=rows)
+        for name, rows in PUBLISHED.items()
+        if rows
+    }
+    if words.publish and tables:
+        publish("cost", tables)
 
 
 if __name__ == "__main__":
