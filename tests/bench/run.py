@@ -55,6 +55,7 @@ OURS = (
     Bench("bench_imports.py 3", 0.4),
     Bench("bench_census.py", 0.2, rounds=3),
     Bench("bench_collector.py", 1.1),
+    Bench("bench_counts.py --calls ddp fsdp2 zero3", 0.8),
     Bench("bench_exposition.py 8 80", 0.2),
     Bench("bench_forecast.py 5", 0.3),
     Bench("bench_nodes.py 16 128", 0.2, rounds=2),
@@ -89,7 +90,7 @@ PUBLISHED = {
     "exposition": "cost.exposition", "forecast": "accuracy.forecast", "hooks": "cost.hooks",
     "imports": "cost.imports", "ours": "accuracy.truth", "prediction": "accuracy.prediction",
     "rings": "scale.rings", "scale": "scale.prometheus", "seconds": "accuracy.seconds",
-    "snapshot": "cost.file-snapshot", "soak": "reliability.soak", "step": "cost.whole",
+    "snapshot": "cost.file-snapshot", "soak": "reliability.soak",
     "store": "cost.store", "traces": "cost.traces", "tui": "cost.tui",
 }  # fmt: skip
 """Bench -> the file and entry of docs/evidence/data that its figures replace."""
