@@ -53,6 +53,12 @@ def step_parts(step: StepSummary) -> dict[str, int]:
     return durations
 
 
+def busy_ns(step: StepSummary) -> int:
+    """The sum of :func:`step_parts` without exposed communication, in nanoseconds."""
+    waits_ns = map(min, step.phase_ns, step.phase_exposed_ns) if step.timed else ()
+    return sum(step.phase_ns) - sum(waits_ns)
+
+
 def rank_parts(rank: RankSnapshot) -> dict[str, float]:
     """Part -> seconds a step: the mean of the last steps timed by phase, of all where none was.
 

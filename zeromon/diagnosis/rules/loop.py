@@ -9,7 +9,7 @@ from typing import NamedTuple
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, lacks_cpus, rule
 from zeromon.diagnosis.rules.common import Gain, fill_remedy
-from zeromon.readout.breakdown import PART_NAMES, rank_parts, step_parts
+from zeromon.readout.breakdown import PART_NAMES, busy_ns, rank_parts, step_parts
 from zeromon.readout.text import busiest_line
 from zeromon.ring.codes import Phase
 from zeromon.snapshot import RankSnapshot, RunSnapshot, StepSummary
@@ -212,14 +212,14 @@ def _find_pauses(rank: RankSnapshot) -> Pauses | None:
     steps = [step for step in later if step.timed]
     if not steps:
         return None
-    splits = [step_parts(step) for step in steps]
     # Without exposed time: a rank that waits for the pause of another does not pause itself
-    busy_ns = [sum(split.values()) - split["exposed"] for split in splits]
-    usual_ns = statistics.median(busy_ns)
+    took_ns = list(map(busy_ns, steps))
+    usual_ns = statistics.median(took_ns)
     min_ns = SLOW_STEP * statistics.median(step.end_ns - step.start_ns for step in steps)
-    long = [index for index, nanoseconds in enumerate(busy_ns) if nanoseconds > min_ns]
-    if not _MIN_PAUSES <= len(long) <= (len(busy_ns) - long[0]) / 2:  # more often: late, no pauses
+    long = [index for index, nanoseconds in enumerate(took_ns) if nanoseconds > min_ns]
+    if not _MIN_PAUSES <= len(long) <= (len(took_ns) - long[0]) / 2:  # more often: late, no pauses
         return None
+    splits = [step_parts(steps[index]) for index in long]
     paused = tuple(steps[index].step for index in long)
     # Every eighth step is untimed, which hides each second pause of some rhythms: the untimed
     # steps that took as long count, where all together are evenly spaced
@@ -231,15 +231,15 @@ def _find_pauses(rank: RankSnapshot) -> Pauses | None:
     # A first one far ahead of the rhythm is a slow step when training starts
     if len(numbers) > _STEADY and gaps[0] > _FAR_AHEAD * statistics.median(gaps):
         numbers = numbers[1:]
-    pause = statistics.median(busy_ns[index] - usual_ns for index in long)
+    pause = statistics.median(took_ns[index] - usual_ns for index in long)
     # Of a pause in an untimed step only the number is known: it counts as the timed ones do
-    lost = sum(busy_ns[index] - usual_ns for index in long) * len(numbers) / len(long)
+    lost = sum(took_ns[index] - usual_ns for index in long) * len(numbers) / len(long)
     began_ns = next(step.start_ns for step in later if step.step == numbers[0])
     share = lost / (steps[-1].end_ns - began_ns)
     if share < LATE.warning:
         return None
-    sums = {p: sum(splits[index][p] for index in long) for p in splits[0] if p != "exposed"}
-    saves = all(splits[index]["checkpoint"] for index in long)
+    sums = {p: sum(split[p] for split in splits) for p in splits[0] if p != "exposed"}
+    saves = all(split["checkpoint"] for split in splits)
     is_regular = _is_regular(numbers)
     if pause < _LONG * min_ns / SLOW_STEP and not (is_regular and len(numbers) >= _STEADY):
         return None
