@@ -41,7 +41,7 @@ TITLES = {
     "ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2", "zero2": "ZeRO-2", "zero3": "ZeRO-3",
 }  # fmt: skip
 HEAD = ["strategy", "Python functions", "records", "instructions", "of a step's"]
-SMALL, LARGE = ("16", "4"), ("128", "384")
+SMALL, LARGE = ("16", "4"), ("128", "96")
 REQUESTS = """
 #include <valgrind/callgrind.h>
 void start(void) { CALLGRIND_START_INSTRUMENTATION; }
