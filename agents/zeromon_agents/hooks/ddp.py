@@ -65,7 +65,7 @@ class DdpModel:
         self.members: list[list[int]] = []
         """Indices of the parameters in each bucket."""
         self.ends_of: list[Callable[[Any], Any]] = []
-        """What reads when the gradients of each bucket were complete, from those of all parameters."""
+        """Each bucket -> a function that takes its times from those of all parameters."""
         self.first_sequence = number * _BUCKETS_OF_MODEL
         self.copies = not getattr(ddp, "gradient_as_bucket_view", False)
         """True where the reducer copies the gradients out of its buckets."""
@@ -331,7 +331,8 @@ class Ddp(Backend):
                 for number in range(len(model.buckets))
             ]
             # One index twice: of a single one an itemgetter returns no tuple
-            model.ends_of = [itemgetter(*m, *m[:1]) if m else _none for m in model.members]
+            known = (own or model.members[0] for own in model.members)
+            model.ends_of = [itemgetter(*indices, *indices[:1]) for indices in known]
 
     def _write_buckets(self, model: DdpModel, reducer: Any, began_ns: int, iteration: int) -> None:
         """Writes when each bucket could be sent: when its last gradient was complete."""
@@ -344,10 +345,6 @@ class Ddp(Backend):
             write(began_ns + ready_ns, Kind.BUCKET, 0, 0, 0, model.group, unit,
                   model.buckets[number], sequence, number, 0)
             # fmt: on
-
-
-def _none(_: Any) -> tuple[int]:
-    return (0,)
 
 
 def _first_members(ddp: Any, nbytes: list[int]) -> list[list[int]]:

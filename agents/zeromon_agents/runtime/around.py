@@ -22,8 +22,8 @@ RAISED: Final = object()
 # A line that is added above that call in the wrapper, also a comment, must raise this number
 _CALL: Final = 16
 """Line of the wrapper, by its first one, that calls the wrapped function."""
-_CALL_OF_COMPILED: Final = 3
-"""The same of the function around a compiled wrapper."""
+_CALL_OF_COMPILED: Final = 2
+"""Line of the function around a compiled wrapper, likewise."""
 SKIP: Final = object()
 """The value that *before* returns for a call that *after* has nothing to do with."""
 if compiled_hooks is not None:
@@ -213,9 +213,8 @@ def _call_compiled(hook: Any, original: Any) -> Any:
     compiler = torch.compiler
 
     def hooked_call(*args: Any, **kwargs: Any) -> Any:
-        if compiler._is_compiling_flag:
-            return original(*args, **kwargs)
-        return hook(*args, **kwargs) if kwargs else hook(*args)
+        called = original if compiler._is_compiling_flag else hook
+        return called(*args, **kwargs) if kwargs else called(*args)
 
     name = getattr(original, "__name__", "hook")
     hooked_call.__code__ = hooked_call.__code__.replace(co_name=name)

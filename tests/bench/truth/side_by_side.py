@@ -178,9 +178,7 @@ def virtual_entries(
         unasked = {name: "-" if applies(one, "virtual", case) else "n/a" for name, one in asks.items()}
         verdicts.append([case, *((unasked | cells)[name] for name in asks)])
     head = ["case", "question", "monitor", "answer", "error"]
-    asked = [
-        name for at, name in enumerate(names, 1) if {row[at] for row in verdicts} - {"-", "n/a"}
-    ]
+    asked = [name for at, name in enumerate(names, 1) if {row[at] for row in verdicts} - {"-", "n/a"}]
     at = [0, *(1 + names.index(name) for name in asked)]
     rows = [[row[number] for number in at] for row in verdicts if set(row[1:]) != {"-"}]
     device = f"{VIRTUAL}; the others at {kept['commit']}" if former else VIRTUAL

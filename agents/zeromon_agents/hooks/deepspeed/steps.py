@@ -307,8 +307,7 @@ class Gathers:
 
     def gather_begins(self, coordinator: Any, params: Any, *_: Any, **__: Any) -> None:
         """Writes the gather of the *params* that are not available: needed now, or a prefetch."""
-        absent = self.not_available
-        missing = [param for param in params if param.ds_status == absent]
+        missing = [param for param in params if param.ds_status == self.not_available]
         if not missing:
             return
         context, first_number = self._context, min(map(_number_of, missing))
