@@ -331,8 +331,8 @@ class Ddp(Backend):
                 for number in range(len(model.buckets))
             ]
             # One index twice: of a single one an itemgetter returns no tuple
-            known = (own or model.members[0] for own in model.members)
-            model.ends_of = [itemgetter(*indices, *indices[:1]) for indices in known]
+            in_buckets = (indices or model.members[0] for indices in model.members)
+            model.ends_of = [itemgetter(*indices, *indices[:1]) for indices in in_buckets]
 
     def _write_buckets(self, model: DdpModel, reducer: Any, began_ns: int, iteration: int) -> None:
         """Writes when each bucket could be sent: when its last gradient was complete."""

@@ -148,8 +148,8 @@ def will_unshard(_: Any, handle: Any, *__: Any) -> bool:
     # Not needs_unshard(), which enters ten functions; where it chooses between two precisions, it knows
     if hasattr(handle.flat_param, "_full_prec_full_param_padded"):
         return bool(handle.needs_unshard())
-    whole = getattr(handle.flat_param, "_full_param_padded", None)
-    return whole is not None and whole.untyped_storage().nbytes() != whole.nbytes
+    gathered = getattr(handle.flat_param, "_full_param_padded", None)
+    return gathered is not None and gathered.untyped_storage().nbytes() != gathered.nbytes
 
 
 def will_reshard(_: Any, __: Any, frees: bool = True, *___: Any) -> bool:

@@ -143,9 +143,9 @@ class Engines:
         if dropped is not None:
             self._dropped.append(dropped)
             for module in dropped.modules:
-                known = self.modules.pop(module, None)
-                if known is not None:
-                    self.parameters.pop(known.unit, None)
+                sub_module = self.modules.pop(module, None)
+                if sub_module is not None:
+                    self.parameters.pop(sub_module.unit, None)
 
     def write_dropped(self) -> None:
         """Writes which engines are gone, in place of their models and settings, once there is another.
@@ -316,12 +316,12 @@ class Gathers:
         if ahead and engine is not None:
             context.unit = engine.owners[first_number]
         context.prefetch(ahead=ahead)
-        item, numel = missing[0].element_size(), sum([param.ds_numel for param in missing])
+        itemsize, numel = missing[0].element_size(), sum([param.ds_numel for param in missing])
         gathered = getattr(coordinator, _AVAILABLE, None)
         # fmt: off
         context.write(time.monotonic_ns(), Kind.UNIT, UnitEvent.UNSHARD, context.phase,
-                      Flag.AHEAD if ahead else 0, 0, context.unit, 0, -1, numel * item,
-                      0 if gathered is None else (gathered + numel) * item)
+                      Flag.AHEAD if ahead else 0, 0, context.unit, 0, -1, numel * itemsize,
+                      0 if gathered is None else (gathered + numel) * itemsize)
         # fmt: on
         if engine is not None and engine.offloads_params:
             moved = sum(p.ds_tensor.ds_numel * p.element_size() for p in missing)
