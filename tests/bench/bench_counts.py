@@ -47,6 +47,7 @@ REQUESTS = """
 void start(void) { CALLGRIND_START_INSTRUMENTATION; }
 void stop(void) { CALLGRIND_STOP_INSTRUMENTATION; }
 void dump(void) { CALLGRIND_DUMP_STATS; }
+void zero(void) { CALLGRIND_ZERO_STATS; }
 """
 RANK_0 = """
 if [ "$RANK" != 0 ]; then REQUESTS= exec "$@"; fi

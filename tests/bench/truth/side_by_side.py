@@ -265,7 +265,12 @@ def mean(values: Sequence[float]) -> tuple[float, float]:
 def main() -> None:
     """Prints the tables; stores them where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="names or patterns (default: all)")
+    parser.add_argument(
+        "cases",
+        nargs="*",
+        metavar="CASE",
+        help="names or patterns (default: all); none: the costs alone",
+    )
     parser.add_argument("--device", choices=("gloo", "virtual"), default="gloo")
     parser.add_argument(
         "--pairs", type=int, default=0, metavar="N", help="runs for the cost (default: none)"
@@ -292,6 +297,8 @@ def main() -> None:
     answers = answered(kind, cases, options.only)
     former = read_entries("peers") if options.only else {}
     entries = virtual_entries(answers, former) if kind == "virtual" else gloo_entries(answers)
+    if not cases:  # the costs alone
+        entries = {}
     if options.pairs:
         entries["virtual-costs" if kind == "virtual" else "costs"] = costs(
             kind, options.pairs, options.only
