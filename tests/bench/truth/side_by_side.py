@@ -161,7 +161,10 @@ def virtual_entries(
     figures, verdicts, kept = [], [], former.get("virtual-verdicts", {"head": [], "rows": []})
     asks = {monitor.name: monitor for monitor in all_monitors()}
     names = list(asks)
-    before = {row[0]: dict(zip(kept["head"], row, strict=True)) for row in kept["rows"]}
+    before = {
+        row[0]: {name: cell for name, cell in zip(kept["head"], row, strict=True) if cell != "-"}
+        for row in kept["rows"]
+    }
     for case in CASES["virtual"]:
         each = answers.get(case, {})
         for question in CASES["virtual"][case]["questions"]:
@@ -177,6 +180,7 @@ def virtual_entries(
         cells = before.get(case, {}) | {name: verdict_cell(case, one) for name, one in each.items()}
         unasked = {name: "-" if applies(one, "virtual", case) else "n/a" for name, one in asks.items()}
         verdicts.append([case, *((unasked | cells)[name] for name in asks)])
+    figures.sort(key=lambda row: names.index(row[2]))  # zeromon first
     head = ["case", "question", "monitor", "answer", "error"]
     asked = [name for at, name in enumerate(names, 1) if {row[at] for row in verdicts} - {"-", "n/a"}]
     at = [0, *(1 + names.index(name) for name in asked)]
