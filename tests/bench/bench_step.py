@@ -274,11 +274,10 @@ def compare_whole(strategy: str, steps: int) -> None:
     cells = []
     for name in WHOLE:
         low, high = row[f"{name}_interval"]
-        form = "+.2f" if name == "start" else "+.1%"
-        cells.append(f"{row[name]:{form}} ({low:{form}} to {high:{form}})".replace("%", " %"))
         unit = "s" if name == "start" else "of a step"
+        form, of, sign = ("+.2f", 1, "s") if name == "start" else ("+.1f", 100, "%")
+        cells.append(f"{of * row[name]:{form}} {sign} ({of * low:{form}} to {of * high:{form}})")
         keep(f"{strategy}, whole jobs, {name}", row[name], unit, noise=(high - low) / 2)
-    cells[0] += " s"
     cells += [f"{row['collector']:.1%}".replace("%", " %"), f"{row['stated']:.2%}".replace("%", " %")]
     print(
         f"{strategy:6} {PAIRS} pairs of whole jobs, step {row['step_ms']:.0f} ms: start {cells[0]}, "
