@@ -97,7 +97,7 @@ def test_a_model_that_is_made_without_zero_init_is_built_whole(tmp_path: Path) -
     registered: list[Any] = []
     services.context.mode = ON
     engines: Any = SimpleNamespace(built_bytes={}, of=registered.append)
-    steps = EngineSteps(services, engines, None)  # type: ignore[arg-type]
+    steps = EngineSteps(services, engines)
     model, engine = nn.Linear(4, 4), SimpleNamespace(zero_optimization_stage=lambda: 3)
     assert steps.init_begins(engine, model=model) == 4 * (16 + 4)
     steps.init_ends(80, None, engine)
