@@ -23,7 +23,7 @@ RAISED: Final = object()
 _CALL: Final = 16
 """Line of the wrapper, by its first one, that calls the wrapped function."""
 _CALL_OF_COMPILED: Final = 2
-"""Line of the function around a compiled wrapper, likewise."""
+"""Line of the function around a compiled wrapper that calls it."""
 SKIP: Final = object()
 """The value that *before* returns for a call that *after* has nothing to do with."""
 if compiled_hooks is not None:

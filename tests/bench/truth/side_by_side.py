@@ -273,7 +273,7 @@ def main() -> None:
         "cases",
         nargs="*",
         metavar="CASE",
-        help="names or patterns (default: all); none: the costs alone",
+        help="names or patterns (default: all); a name without a match, with --pairs: only the costs",
     )
     parser.add_argument("--device", choices=("gloo", "virtual"), default="gloo")
     parser.add_argument(

@@ -286,7 +286,7 @@ def _place_name(device: str) -> str:
 
 _number_of: Callable[[Any], int] = attrgetter("ds_id")
 _AVAILABLE = "_PartitionedParameterCoordinator__n_available_params"
-"""Where a coordinator counts the numbers in parameters that are gathered."""
+"""The attribute in which a coordinator counts the elements of gathered parameters."""
 
 
 class Gathers:
